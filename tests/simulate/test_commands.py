@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tmd.core.values.errors import ConfigError
+from tmd.simulate.advising import advise
 from tmd.simulate.main import simulate
 
 
@@ -39,6 +41,41 @@ def test_simulate_prints_a_table_and_the_source_of_each_cost(
     assert "hot, 1" in printed
     assert "bench/results/downtime.json, tmd after kill -9" in printed
     assert "assumed" in printed
+
+
+def test_advise_says_why_in_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    advise(hosts=4, days=30.0, standbys=2, mtbf_h=20.0, runs=2)
+    printed = " ".join(capsys.readouterr().out.split())
+
+    assert "Keep 2 warm standbys." in printed
+    assert "The last of them gains" in printed
+    assert "2 traces; failures: The Llama 3 Herd of Models" in printed
+
+
+def test_advise_gives_the_same_facts_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    advise(hosts=4, days=30.0, standbys=2, mtbf_h=20.0, runs=2, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["advice"]["best"]["outcome"]["way"] == {"kind": "warm", "standbys": 2}
+    assert found["reasons"][0] == "Keep 2 warm standbys."
+    assert found["traces"] == 2
+
+
+def test_a_trace_of_ones_own_is_played_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("at_h,host,repair_h\n10,a,5\n20,b,5\n")
+    simulate(hosts=4, days=2.0, standbys=0, ways="warm", trace=file, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+
+    assert found["failures"]["source"] == str(file)
+    assert found["outcomes"][0]["lost"]["hold"] == pytest.approx(10.0)
+
+
+def test_a_price_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--price 0: give a price above 0"):
+        advise(price=0.0)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ from tmd.core.values.errors import ConfigError, PluginError, TmdError
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 LAZY = {
+    "advise": (
+        "tmd.simulate.advising:advise",
+        "Say how many standbys a job is worth, and how often to save.",
+    ),
     "campaign": (
         "tmd.campaign.main:campaign",
         "Break a cluster on this machine in every way, and compare.",

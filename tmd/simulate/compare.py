@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
@@ -55,12 +55,6 @@ def ways(kinds: Sequence[Kind], standbys: int) -> list[Way]:
     return [Way(k, n) for k in kinds for n in range(least.get(k, 0), standbys + 1)]
 
 
-def outcomes(study: Study, trace: Sequence[Fault], found: Sequence[Way]) -> Iterator[Outcome]:
-    """The outcome of each way, in turn."""
-    for way in found:
-        yield outcome(study, trace, way)
-
-
 def outcome(study: Study, trace: Sequence[Fault], way: Way) -> Outcome:
     """The outcome of one way."""
     pace = pace_of(study, trace, way)
@@ -87,9 +81,9 @@ def _rewinds(trace: Sequence[Fault], job: Job, way: Way) -> int:
 
     Without a replica the loss of two neighbours at once also ends all. That is rare, and left out.
     """
-    own = [f for f in trace if f.fells is Fells.JOB or f.place < job.hosts]
     keeps = way.kind in (Kind.WARM, Kind.HOT) or (way.kind is Kind.ELASTIC and not job.unique)
-    return sum(f.fells is Fells.JOB for f in own) if keeps else len(own)
+    every = interruptions(trace, job)
+    return every - losses(trace, job) if keeps else every
 
 
 def _response(study: Study, way: Way) -> Response:
@@ -102,3 +96,13 @@ def _response(study: Study, way: Way) -> Response:
     every = study.snapshot_steps if job.unique else 0
     cluster = Cluster(job, way.standbys, hot, every, study.rules, costs.prepare_s)
     return StandingBy(cluster, costs)
+
+
+def losses(trace: Sequence[Fault], job: Job) -> int:
+    """How often ``trace`` takes a host or a worker from a rank."""
+    return sum(f.fells is not Fells.JOB and f.place < job.hosts for f in trace)
+
+
+def interruptions(trace: Sequence[Fault], job: Job) -> int:
+    """Faults of ``trace`` that concern the job's own hosts, or all of it."""
+    return sum(f.fells is Fells.JOB or f.place < job.hosts for f in trace)

@@ -158,7 +158,7 @@ def run(
         hours=job.hours,
         useful=one.ledger.useful_s / HOUR,
         lost={cause.value: lost[cause] for cause in Cause if cause in lost},
-        faults=one.struck,
-        counts=dict(one.counts),
+        faults=float(one.struck),
+        counts={name: float(n) for name, n in one.counts.items()},
         checkpoint_s=pace.every_s,
     )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tmd.cli import output
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.snapshots import EVERY
-from tmd.simulate import compare, options, tables
-from tmd.simulate.failures import Habits
-from tmd.simulate.options import Given, Question
-from tmd.simulate.values import Fault, Kind, Outcome, Way
+from tmd.simulate import chart, compare, options, tables
+from tmd.simulate.advice import mean
+from tmd.simulate.options import Source
+from tmd.simulate.playing import played
+from tmd.simulate.values import Fault, Job, Kind
 
 ALL = "restart,elastic,warm,hot"
 
@@ -39,7 +40,11 @@ def simulate(
     snapshot_steps: Annotated[
         int, typer.Option(min=0, help="Steps between snapshots where a state exists once.")
     ] = EVERY,
+    runs: Annotated[int, typer.Option(min=1, help="Traces that are drawn and averaged.")] = 1,
     seed: options.Seed = 0,
+    chart_file: Annotated[
+        Path | None, typer.Option("--chart", help="Draw the lost hours by cause: FILE.svg.")
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,29 +52,24 @@ def simulate(
 
     The policies of the configuration and the real planner decide; how long a decision takes to
     carry out is a figure with a source, which is printed. Needs no cluster."""
-    kinds = _kinds(ways)
-    habits = Habits(repair_h, notice_h, announced, mtbf_h)
-    given = Given(
-        hosts=hosts,
-        replica_hosts=replica_hosts,
-        days=days,
-        table=failures,
-        trace=trace,
-        habits=habits,
-        costs=costs,
-        cost=tuple(cost or ()),
-        checkpoint_s=checkpoint_s,
-        snapshot_steps=snapshot_steps,
-        standbys=standbys,
-        config=config,
-    )
-    asked = options.question(given)
-    faults = asked.trace(seed)
-    found = _played(asked, faults, compare.ways(kinds, standbys))
+    job = options.job_of(hosts, replica_hosts, days)
+    source = Source(failures, trace, options.habits_of(repair_h, notice_h, announced, mtbf_h))
+    sourced = options.costs_of(costs, cost)
+    rules = options.rules(config, source)
+    study = compare.Study(job, sourced.costs, rules, checkpoint_s, snapshot_steps)
+    compared = compare.ways(_kinds(ways), standbys)
+    traces = source.traces(job, standbys, seed, runs)
+    found = [mean(outcomes) for outcomes in played(study, traces, compared).values()]
+    if chart_file is not None:
+        chart.write(chart_file, found)
     if as_json:
-        output.print_json(facts(asked, faults, found, seed))
+        asked = options.facts(study, source, sourced, seed)
+        shown = [{**msgspec.to_builtins(one), "goodput": one.goodput} for one in found]
+        output.print_json({**asked, "traces": len(traces), "outcomes": shown})
         return
-    _print(asked, faults, found)
+    output.say(_heading(job, source, traces))
+    output.draw(tables.outcomes(found, job.hosts))
+    tables.say_costs(sourced)
 
 
 def _kinds(text: str) -> list[Kind]:
@@ -79,47 +79,13 @@ def _kinds(text: str) -> list[Kind]:
         if name.strip() not in known:
             raise ConfigError(f"--ways: there is no way '{name}'; there are {', '.join(known)}")
         found.append(Kind(name.strip()))
-    return found
+    return list(dict.fromkeys(found))
 
 
-def _played(asked: Question, faults: Sequence[Fault], ways: Sequence[Way]) -> list[Outcome]:
-    """The outcomes, with a progress bar on stderr."""
-    console = output.console(stderr=True)
-    hidden = not console.is_terminal
-    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        TextColumn("{task.description}"), *done, console=console, transient=True, disable=hidden
-    ) as progress:
-        task = progress.add_task("simulating", total=len(ways))
-        found = []
-        for one in compare.outcomes(asked.study, faults, ways):
-            found.append(one)
-            progress.advance(task)
-    return found
-
-
-def facts(
-    asked: Question, faults: Sequence[Fault], found: Sequence[Outcome], seed: int
-) -> dict[str, object]:
-    """All that was found, for programs."""
-    return {
-        "job": asked.study.job,
-        "failures": {"source": asked.failures, "seed": seed, "faults": len(faults)},
-        "habits": asked.given.habits,
-        "costs": asked.sourced.costs,
-        "sources": asked.sourced.sources,
-        "outcomes": [{**msgspec.to_builtins(one), "goodput": one.goodput} for one in found],
-    }
-
-
-def _print(asked: Question, faults: Sequence[Fault], found: Sequence[Outcome]) -> None:
-    job = asked.study.job
-    struck = options.struck(tuple(faults), job)
-    output.say(
-        f"{job.hosts} hosts in {job.replicas} replicas, {job.hours:g} h, {struck} failures of the "
-        f"job and its hosts: {asked.failures}"
+def _heading(job: Job, source: Source, traces: Sequence[Sequence[Fault]]) -> str:
+    struck = sum(compare.interruptions(trace, job) for trace in traces) / len(traces)
+    replicas = "1 replica" if job.unique else f"{job.replicas} replicas"
+    return (
+        f"{job.hosts} hosts in {replicas}, {job.hours:g} h, {struck:.1f} failures of the job and "
+        f"its hosts: {source.name}"
     )
-    output.draw(tables.outcomes(found, job.hosts))
-    output.say("Costs in seconds:")
-    for line in tables.sources(asked.sourced):
-        output.say(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,11 @@ from msgspec import Struct
 from tmd.config import load
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import costs, failures, trace_file
+from tmd.simulate.cluster import Rules
 from tmd.simulate.compare import Study, rules_of
 from tmd.simulate.costs import Sourced
 from tmd.simulate.failures import Habits
-from tmd.simulate.values import Fault, Fells, Job
+from tmd.simulate.values import Fault, Job
 
 DAY_H = 24.0
 
@@ -68,86 +70,94 @@ Checkpoint = Annotated[
 Seed = Annotated[int, typer.Option(help="The same seed, the same result, on any machine.")]
 
 
-class Given(Struct, frozen=True):
-    """What was asked for."""
+class Source(Struct, frozen=True):
+    """Where failures come from."""
 
-    hosts: int
-    replica_hosts: int
-    days: float
     table: str
-    trace: Path | None
+    """Name of a published table."""
+    file: Path | None
+    """A trace of one's own instead."""
     habits: Habits
-    costs: str
-    cost: tuple[str, ...]
-    checkpoint_s: float | None
-    snapshot_steps: int
-    standbys: int
-    config: Path | None
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return failures.table_named(self.table).source if self.file is None else str(self.file)
 
-class Question(Struct, frozen=True):
-    """What is studied, with the sources of its figures."""
-
-    study: Study
-    sourced: Sourced
-    failures: str
-    """The source of the trace."""
-    given: Given
-
-    def trace(self, seed: int) -> tuple[Fault, ...]:
+    def trace(self, job: Job, standbys: int, seed: int) -> tuple[Fault, ...]:
         """The trace of this seed; of a file always the same.
 
         Raises:
-            ConfigError: the file is wrong.
+            ConfigError: there is no such table, or the file is wrong.
         """
-        given, job = self.given, self.study.job
-        if given.trace is not None:
-            return trace_file.read(given.trace, job.hosts, given.standbys, given.habits)
-        table = failures.table_named(given.table)
-        return failures.drawn(table, job, given.standbys, given.habits, seed)
+        if self.file is not None:
+            return trace_file.read(self.file, job.hosts, standbys, self.habits)
+        return failures.drawn(failures.table_named(self.table), job, standbys, self.habits, seed)
+
+    def traces(self, job: Job, standbys: int, seed: int, runs: int) -> list[tuple[Fault, ...]]:
+        """One trace for each run; of a file only one."""
+        seeds = range(seed, seed + (runs if self.file is None else 1))
+        return [self.trace(job, standbys, each) for each in seeds]
 
 
-def question(given: Given) -> Question:
-    """The study that ``given`` asks for.
+def job_of(hosts: int, replica_hosts: int, days: float) -> Job:
+    """The job that the options describe.
 
     Raises:
-        ConfigError: names the option, what is wrong and the remedy.
+        ConfigError: hosts cannot be divided into replicas.
     """
-    if given.hosts % given.replica_hosts:
+    if hosts % replica_hosts:
         raise ConfigError(
-            f"--replica-hosts {given.replica_hosts}: {given.hosts} hosts cannot be divided into "
-            "replicas of this size"
+            f"--replica-hosts {replica_hosts}: {hosts} hosts cannot be divided into replicas of "
+            "this size"
         )
-    if given.habits.mtbf_h is not None and not 0 < given.habits.mtbf_h < float("inf"):
-        raise ConfigError(f"--mtbf-h {given.habits.mtbf_h:g}: give hours above 0")
-    job = Job(given.hosts, given.replica_hosts, given.days * DAY_H)
-    sourced = _costs(given)
-    table = failures.table_named(given.table)
-    announced = given.habits.announced > 0 or given.trace is not None
-    study = Study(
-        job=job,
-        costs=sourced.costs,
-        rules=rules_of(load(given.config), announced=announced),
-        checkpoint_every_s=given.checkpoint_s,
-        snapshot_steps=given.snapshot_steps,
-    )
-    source = table.source if given.trace is None else str(given.trace)
-    return Question(study, sourced, source, given)
+    return Job(hosts, replica_hosts, days * DAY_H)
 
 
-def _costs(given: Given) -> Sourced:
-    known = costs.shipped()
-    base = known.get(given.costs) or costs.read(Path(given.costs))
+def habits_of(repair_h: float, notice_h: float, announced: float, mtbf_h: float | None) -> Habits:
+    """What the options say of failures.
+
+    Raises:
+        ConfigError: the mean time between failures is none.
+    """
+    if mtbf_h is not None and not 0 < mtbf_h < float("inf"):
+        raise ConfigError(f"--mtbf-h {mtbf_h:g}: give hours above 0")
+    return Habits(repair_h, notice_h, announced, mtbf_h)
+
+
+def costs_of(name: str, each: Sequence[str] | None) -> Sourced:
+    """A set of costs, with some of ``each`` instead.
+
+    Raises:
+        ConfigError: names the file or the option, what is wrong and the remedy.
+    """
+    base = costs.shipped().get(name) or costs.read(Path(name))
     values: dict[str, float] = {}
-    for each in given.cost:
-        name, _, text = each.partition("=")
+    for text in each or ():
+        key, _, number = text.partition("=")
         try:
-            values[name.strip()] = float(text)
+            values[key.strip()] = float(number)
         except ValueError:
-            raise ConfigError(f"--cost {each}: write it as step_s=4.5") from None
+            raise ConfigError(f"--cost {text}: write it as step_s=4.5") from None
     return costs.changed(base, values, "--cost")
 
 
-def struck(trace: tuple[Fault, ...], job: Job) -> int:
-    """Faults of ``trace`` that concern the job's own hosts, or all of it."""
-    return sum(f.fells is Fells.JOB or f.place < job.hosts for f in trace)
+def rules(config: Path | None, source: Source) -> Rules:
+    """Policies and limits of the configuration.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    announced = source.habits.announced > 0 or source.file is not None
+    return rules_of(load(config), announced=announced)
+
+
+def facts(study: Study, source: Source, sourced: Sourced, seed: int) -> dict[str, object]:
+    """What was asked, for programs."""
+    return {
+        "job": study.job,
+        "failures": {"source": source.name, "seed": seed},
+        "habits": source.habits,
+        "costs": sourced.costs,
+        "sources": sourced.sources,
+    }

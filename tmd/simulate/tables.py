@@ -55,11 +55,12 @@ def _causes(one: Outcome) -> Iterator[str]:
         yield f"{SHORT[Cause(cause)]} {hours:.2f}"
 
 
-def sources(sourced: Sourced) -> Iterator[str]:
-    """The costs by source."""
+def say_costs(sourced: Sourced) -> None:
+    """Print the costs by source."""
     by_source: dict[str, list[str]] = {}
     for name in sourced.costs.__struct_fields__:
         shown = f"{name} {getattr(sourced.costs, name):g}"
         by_source.setdefault(sourced.sources[name], []).append(shown)
+    output.say("Costs in seconds:")
     for source, names in by_source.items():
-        yield f"  {', '.join(names)}: {source}"
+        output.say(f"  {', '.join(names)}: {source}")

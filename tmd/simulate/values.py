@@ -140,16 +140,16 @@ class Turn(NamedTuple):
 
 
 class Outcome(Struct, frozen=True):
-    """The result of one way on one trace, in hours of the job."""
+    """The result of one way on one trace, or the mean over several, in hours of the job."""
 
     way: Way
     hours: float
     useful: float
     lost: dict[str, float]
     """Hours by cause; with ``useful`` they sum up to ``hours``."""
-    faults: int
+    faults: float
     """Faults that struck a host of the job or a standby, or the job."""
-    counts: dict[str, int]
+    counts: dict[str, float]
     """How often each kind of answer was given."""
     checkpoint_s: float
     """Time between two checkpoints; 0 for none."""

@@ -1,0 +1,241 @@
+"""How many standbys, of which kind, and how often to save, from simulated outcomes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from msgspec import Struct, structs
+
+from tmd.core.values.snapshots import EVERY
+from tmd.simulate.closed_forms import checkpoint_every_s
+from tmd.simulate.costs import Costs
+from tmd.simulate.values import Job, Kind, Outcome, Way
+
+MOST_STEPS = 100_000
+SAME = 1e-6
+"""Relative difference of two prices that is none."""
+
+
+class Price(Struct, frozen=True):
+    """What is paid."""
+
+    gpu_hour: float
+    gpus: int
+    """GPUs of one host."""
+
+    def host_hours(self, hours: float) -> float:
+        """The price of so many hours of one host."""
+        return self.gpu_hour * self.gpus * hours
+
+
+class Option(Struct, frozen=True):
+    """One way, with its price."""
+
+    outcome: Outcome
+    """The mean of all runs."""
+    least: float
+    """The least goodput of a run."""
+    greatest: float
+    useful_hour: float
+    """Price of an hour of undisturbed training of the whole job."""
+    gained_h: float
+    """Useful hours more than with one standby less; 0 for the first of its kind."""
+    worth: float
+    """Price of ``gained_h`` without a standby."""
+    price: float
+    """Price of this standby."""
+
+    @property
+    def way(self) -> Way:
+        return self.outcome.way
+
+
+class Advice(Struct, frozen=True):
+    """What to do, and the alternatives."""
+
+    best: Option
+    options: tuple[Option, ...]
+    rivals: tuple[Option, ...]
+    """The best restart and the best elastic job."""
+    checkpoint_s: float
+    """Training time between checkpoints; 0: no interval is better than another."""
+    snapshot_steps: int
+    """Steps between snapshots in memory; 0: none is needed."""
+    faults: float
+    """Mean number of faults in a run."""
+
+
+def mean(found: Sequence[Outcome]) -> Outcome:
+    """The mean of outcomes of one way on several traces."""
+    first = found[0]
+    causes = dict.fromkeys(cause for one in found for cause in one.lost)
+    answers = dict.fromkeys(name for one in found for name in one.counts)
+    return structs.replace(
+        first,
+        useful=fmean(one.useful for one in found),
+        lost={c: fmean(one.lost.get(c, 0.0) for one in found) for c in causes},
+        faults=fmean(one.faults for one in found),
+        counts={n: fmean(one.counts.get(n, 0) for one in found) for n in answers},
+        checkpoint_s=fmean(one.checkpoint_s for one in found),
+    )
+
+
+def snapshot_steps(job: Job, costs: Costs, loss_every_s: float) -> int:
+    """Steps between two snapshots that lose least; 0 where each state has a replica.
+
+    ``loss_every_s``: mean time between losses of a host of the job.
+    """
+    if not job.unique:
+        return 0
+    every_s = checkpoint_every_s(costs.snapshot_s, loss_every_s)
+    if not every_s:
+        return EVERY
+    return min(MOST_STEPS, max(1, round(every_s / costs.step_s)))
+
+
+def advise(runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price, steps: int) -> Advice:
+    """What is cheapest for the same work. ``runs``: outcomes of each way on the same traces."""
+    found = list(_priced(runs, job, price))
+    ours = [o for o in found if o.way.kind in (Kind.WARM, Kind.HOT)]
+    best = _cheapest(ours)
+    rivals = tuple(
+        _cheapest(those)
+        for kind in (Kind.RESTART, Kind.ELASTIC)
+        if (those := [o for o in found if o.way.kind is kind])
+    )
+    return Advice(
+        best=best,
+        options=tuple(ours),
+        rivals=rivals,
+        checkpoint_s=best.outcome.checkpoint_s,
+        snapshot_steps=steps,
+        faults=best.outcome.faults,
+    )
+
+
+def _priced(runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price) -> Iterator[Option]:
+    means = {way: mean(found) for way, found in runs.items()}
+    for way, outcomes in runs.items():
+        one = means[way]
+        # The first hot standby is compared with none, too.
+        kind = Kind.WARM if way.kind is Kind.HOT and way.standbys == 1 else way.kind
+        fewer = means.get(Way(kind, way.standbys - 1))
+        gained = one.useful - fewer.useful if fewer is not None else 0.0
+        paid = price.host_hours(job.hours) * (job.hosts + way.standbys)
+        yield Option(
+            outcome=one,
+            least=min(o.goodput for o in outcomes),
+            greatest=max(o.goodput for o in outcomes),
+            useful_hour=paid / one.useful if one.useful else float("inf"),
+            gained_h=gained,
+            worth=price.host_hours(gained) * job.hosts,
+            price=price.host_hours(job.hours) if way.standbys else 0.0,
+        )
+
+
+def _cheapest(found: Sequence[Option]) -> Option:
+    """The cheapest; of equal ones that with fewer standbys, then the warm one."""
+    least = min(option.useful_hour for option in found)
+    same = [o for o in found if o.useful_hour <= least * (1.0 + SAME)]
+    return min(same, key=lambda o: (o.way.standbys, o.way.kind is Kind.HOT))
+
+
+# --- why, in sentences ----------------------------------------------------------------------------
+
+
+def sentences(advice: Advice, job: Job, costs: Costs) -> Iterator[str]:
+    """The advice and its reasons, for people."""
+    best = advice.best
+    yield _what(best)
+    yield from _why(advice)
+    yield from _kinds(advice)
+    for rival in advice.rivals:
+        yield _rival(rival, best)
+    if advice.checkpoint_s:
+        yield (
+            f"Take a checkpoint every {_time(advice.checkpoint_s)} of training: then checkpoints "
+            "and repeated steps together lose least, to first order."
+        )
+    if not job.unique:
+        yield "No snapshots in memory are needed, since each state has a replica on another host."
+    elif costs.snapshot_s:
+        yield (
+            f"Take a snapshot in memory every {advice.snapshot_steps} steps: each state exists "
+            "once, so that a loss repeats the steps since the latest one."
+        )
+    else:
+        yield (
+            f"A snapshot in memory costs nothing that was measured: {advice.snapshot_steps} steps "
+            "between two are the default, fewer repeat less."
+        )
+
+
+def _what(best: Option) -> str:
+    number, kind = best.way.standbys, best.way.kind
+    if not number:
+        return "Keep no standby."
+    return f"Keep {number} {kind} {'standby' if number == 1 else 'standbys'}."
+
+
+def _why(advice: Advice) -> Iterator[str]:
+    best, hours = advice.best, advice.best.outcome.hours
+    yield (
+        f"In {hours:g} h the job and its standbys meet {advice.faults:.1f} faults on the average. "
+        f"The goodput is {best.outcome.goodput:.2%} ({best.least:.2%} to {best.greatest:.2%}), and "
+        f"an hour of undisturbed training costs {best.useful_hour:,.2f}."
+    )
+    kind = best.way.kind if best.way.standbys else Kind.WARM
+    more = _found(advice, Way(kind, best.way.standbys + 1))
+    if best.way.standbys:
+        yield (
+            f"The last of them gains {best.gained_h:.2f} h of the job, worth {best.worth:,.0f}, "
+            f"for {best.price:,.0f}."
+        )
+    if more is not None:
+        yield (
+            f"One more would gain {more.gained_h:.2f} h, worth {more.worth:,.0f}, for "
+            f"{more.price:,.0f}."
+        )
+    else:
+        yield "That is the most that was tried: more may be better still (--standbys)."
+
+
+def _kinds(advice: Advice) -> Iterator[str]:
+    best = advice.best
+    kind = Kind.WARM if best.way.kind is Kind.HOT else Kind.HOT
+    other = _found(advice, Way(kind, best.way.standbys))
+    if other is None:
+        return
+    hours = other.outcome.useful - best.outcome.useful
+    yield (
+        f"If they were {kind}, the job would have {abs(hours):.2f} useful hours "
+        f"{'more' if hours > 0 else 'fewer'}."
+        if abs(hours) >= 0.005
+        else f"If they were {kind}, it would make no difference that shows."
+    )
+
+
+def _rival(rival: Option, best: Option) -> str:
+    what = {
+        Kind.RESTART: "Restarting from checkpoints",
+        Kind.ELASTIC: "An elastic job, which trains other batches meanwhile,",
+    }[rival.way.kind]
+    number = rival.way.standbys
+    spares = f"{number or 'no'} spare {'host' if number == 1 else 'hosts'}"
+    more = rival.useful_hour / best.useful_hour - 1.0
+    word = "more" if more > 0 else "less"
+    return (
+        f"{what} is cheapest with {spares}: goodput {rival.outcome.goodput:.2%}, and an hour costs "
+        f"{abs(more):.2%} {word}."
+    )
+
+
+def _found(advice: Advice, way: Way) -> Option | None:
+    return next((o for o in advice.options if o.way == way), None)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,93 @@
+"""``tmd advise``: how many standbys, of which kind, and how often to save, for a price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tmd.cli import output
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.core.values.errors import ConfigError
+from tmd.simulate import compare, options, tables
+from tmd.simulate.advice import Advice, Option, Price, sentences, snapshot_steps
+from tmd.simulate.advice import advise as decided
+from tmd.simulate.options import Source
+from tmd.simulate.playing import played
+from tmd.simulate.values import Fault, Job, Kind
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def advise(
+    hosts: options.Hosts = 128,
+    price: Annotated[float, typer.Option(help="Price of a GPU for an hour, in any money.")] = 2.0,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a host.")] = 8,
+    standbys: Annotated[int, typer.Option(min=1, help="Try up to so many standbys.")] = 4,
+    replica_hosts: options.ReplicaHosts = 1,
+    days: options.Days = 30.0,
+    failures: options.Failures = "llama3",
+    trace: options.Trace = None,
+    mtbf_h: options.Mtbf = None,
+    repair_h: options.Repair = 24.0,
+    notice_h: options.Notice = 1.0,
+    announced: options.Announced = 0.0,
+    costs: options.CostSet = "bench",
+    cost: options.Cost = None,
+    checkpoint_s: options.Checkpoint = None,
+    runs: Annotated[int, typer.Option(min=1, help="Traces that are drawn and averaged.")] = 10,
+    seed: options.Seed = 0,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how many standbys a job is worth, warm or hot, and how often to save its state.
+
+    The cheapest hour of undisturbed training wins. Each answer comes with its reasons and with
+    what one standby more would bring. See 'tmd simulate' for what is real and what is modelled."""
+    if not 0 < price < float("inf"):
+        raise ConfigError(f"--price {price:g}: give a price above 0")
+    job = options.job_of(hosts, replica_hosts, days)
+    source = Source(failures, trace, options.habits_of(repair_h, notice_h, announced, mtbf_h))
+    sourced = options.costs_of(costs, cost)
+    traces = source.traces(job, standbys, seed, runs)
+    steps = snapshot_steps(job, sourced.costs, _loss_every_s(job, traces))
+    rules = options.rules(config, source)
+    study = compare.Study(job, sourced.costs, rules, checkpoint_s, steps)
+    found = played(study, traces, compare.ways(list(Kind), standbys))
+    advice = decided(found, job, Price(price, gpus), steps)
+    reasons = list(sentences(advice, job, sourced.costs))
+    if as_json:
+        asked = options.facts(study, source, sourced, seed)
+        shown = {"traces": len(traces), "reasons": reasons, "advice": advice}
+        output.print_json({**asked, **shown})
+        return
+    for sentence in reasons:
+        output.say(sentence)
+    output.draw(_table(advice, job.hosts))
+    output.say(f"{len(traces)} traces; failures: {source.name}.")
+    tables.say_costs(sourced)
+
+
+def _loss_every_s(job: Job, traces: Sequence[Sequence[Fault]]) -> float:
+    """Mean time between losses of a rank."""
+    losses = sum(compare.losses(trace, job) for trace in traces) / len(traces)
+    return job.whole_s / max(1.0, losses)
+
+
+def _table(advice: Advice, hosts: int) -> Table:
+    head = ("way", "goodput", "per host paid", "price of an hour", "gains h", "worth", "for")
+    return output.table(head, (_row(o, hosts) for o in advice.options), title="Each next standby")
+
+
+def _row(option: Option, hosts: int) -> tuple[str, ...]:
+    shown = (
+        option.way.name,
+        f"{option.outcome.goodput:.2%}",
+        f"{tables.per_host(option.outcome, hosts):.2%}",
+        f"{option.useful_hour:,.2f}",
+    )
+    if not option.way.standbys:
+        return (*shown, "-", "-", "-")
+    return (*shown, f"{option.gained_h:.2f}", f"{option.worth:,.0f}", f"{option.price:,.0f}")
