@@ -132,6 +132,7 @@ bench: install
 	$(BIN)/python -m bench.layouts
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.daemon
+	$(BIN)/python -m bench.goodput
 	$(MAKE) frameworks
 	$(BIN)/python -m bench.frameworks
 

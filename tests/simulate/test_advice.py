@@ -116,6 +116,8 @@ def test_the_chart_has_a_bar_for_each_way_and_a_part_for_each_cause(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["lost.png", "no/folder/lost.svg"])
-def test_a_chart_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_chart_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(ConfigError, match="lost"):
-        chart.write(tmp_path / name, [])
+        chart.check(tmp_path / name)

@@ -82,6 +82,8 @@ def test_a_price_of_nothing_is_refused() -> None:
     ("asked", "said"),
     [
         ({"ways": "warm,cold"}, "--ways: there is no way 'cold'; there are restart"),
+        ({"ways": "hot", "standbys": 0}, "--standbys 0: a job with hot standbys has at least 1"),
+        ({"chart_file": Path("lost.png")}, "--chart lost.png: only SVG can be drawn"),
         ({"hosts": 10, "replica_hosts": 4}, "--replica-hosts 4: 10 hosts cannot be divided"),
         ({"mtbf_h": 0.0}, "--mtbf-h 0: give hours above 0"),
         ({"failures": "mine"}, "--failures: there is no table 'mine'"),

@@ -38,6 +38,13 @@ def test_what_a_checkpoint_has_saved_is_not_repeated() -> None:
     assert found["restart"] == 400.0
 
 
+def test_a_checkpoint_that_costs_nothing_is_taken_after_each_step() -> None:
+    asked = structs.replace(study(), checkpoint_every_s=None)
+    found = lost_s(played(Kind.RESTART, 1, fault(AT), asked=asked))
+
+    assert found == {"repeated_steps": 4.0, "restart": 400.0}
+
+
 def test_a_standby_costs_the_step_and_its_take_over() -> None:
     warm, hot = (played(k, 1, fault(AT, place=3)) for k in (Kind.WARM, Kind.HOT))
 
@@ -70,6 +77,13 @@ def test_a_unique_state_returns_to_its_latest_snapshot() -> None:
     found = played(Kind.WARM, 1, fault(AT + 30), asked=study(replica_hosts=4))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0, "repeated_steps": 30.0}
+
+
+def test_a_hot_standby_keeps_a_unique_state() -> None:
+    """Nothing is rolled back if it follows the lost rank."""
+    found = played(Kind.HOT, 1, fault(AT + 30, place=3), asked=study(replica_hosts=4))
+
+    assert lost_s(found) == {"interrupted_step": 4.0, "failover": 5.0}
 
 
 def test_two_neighbours_at_once_cost_a_unique_state_and_the_job_restarts() -> None:
@@ -119,6 +133,16 @@ def test_a_worker_that_ends_alone_comes_back_as_a_standby() -> None:
     found = played(Kind.WARM, 0, fault(AT, fells=Fells.WORKER))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0, "hold": COSTS.rejoin_s}
+
+
+def test_a_worker_that_starts_with_all_others_is_not_started_again() -> None:
+    """It ended alone, and the job restarts before it is back: the next loss is a usual one."""
+    faults = (fault(AT, fells=Fells.WORKER), fault(AT + 50, fells=Fells.JOB), fault(5004.0))
+    found = lost_s(played(Kind.WARM, 2, *faults))
+
+    assert found["restart"] == 400.0
+    assert found["failover"] == 40.0
+    assert "hold" not in found
 
 
 @pytest.mark.parametrize("kind", list(Kind))

@@ -52,5 +52,5 @@ def test_the_same_seed_draws_the_same_trace() -> None:
 
 
 def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no table 'x'; there are llama3, rsc"):
+    with pytest.raises(ConfigError, match="no table 'x'; there are llama3, trainmover"):
         table_named("x")

@@ -59,7 +59,7 @@ class Advice(Struct, frozen=True):
     rivals: tuple[Option, ...]
     """The best restart and the best elastic job."""
     checkpoint_s: float
-    """Training time between checkpoints; 0: no interval is better than another."""
+    """Training time between checkpoints; 0: none were asked for."""
     snapshot_steps: int
     """Steps between snapshots in memory; 0: none is needed."""
     faults: float
@@ -237,5 +237,5 @@ def _found(advice: Advice, way: Way) -> Option | None:
 
 def _time(seconds: float) -> str:
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

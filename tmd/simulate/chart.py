@@ -25,14 +25,24 @@ COLOURS = dict(
 TICKS = 4
 
 
+def check(file: Path) -> None:
+    """Before a long run.
+
+    Raises:
+        ConfigError: ``file`` is no SVG by its name, or its folder is not there.
+    """
+    if file.suffix != ".svg":
+        raise ConfigError(f"--chart {file}: only SVG can be drawn, so give FILE.svg")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--chart {file}: there is no folder {file.parent}")
+
+
 def write(file: Path, found: Sequence[Outcome]) -> None:
     """Write the chart to ``file``.
 
     Raises:
-        ConfigError: it cannot be written, or is no SVG by its name.
+        ConfigError: it cannot be written.
     """
-    if file.suffix != ".svg":
-        raise ConfigError(f"--chart {file}: only SVG can be drawn, so give FILE.svg")
     try:
         file.write_text(drawn(found))
     except OSError as error:

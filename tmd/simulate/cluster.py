@@ -88,7 +88,8 @@ class Cluster:
         if plan is not None and plan.phase is Phase.SYNC:
             members = plan.new
         holders = [m.host for m in members.members]
-        idle = sorted(h for h in self._now.machines if self.runs(h) and h not in set(holders))
+        taken = set(holders)
+        idle = sorted(h for h in self._now.machines if self.runs(h) and h not in taken)
         found: list[str | None] = [h if self.runs(h) else None for h in holders]
         for rank, holder in enumerate(found):
             if holder is None and idle:
@@ -123,13 +124,12 @@ class Cluster:
     # --- what happens -----------------------------------------------------------------------------
 
     def add(self, host: str) -> None:
-        """A host comes, or starts another worker. A drain of it is over."""
+        """A host comes, or starts another worker."""
         machine = self._now.machines.setdefault(host, Machine())
-        machine.worker, machine.alerts = self._new_worker(host), ()
-        self._now.drains.pop(host, None)
+        machine.worker = self._new_worker(host)
 
     def remove(self, host: str) -> None:
-        """A host is silent from now on."""
+        """A host is silent from now on. A drain of it is over, and so are its findings."""
         self._now.machines.pop(host, None)
         self._now.drains.pop(host, None)
 

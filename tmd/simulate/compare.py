@@ -29,7 +29,7 @@ class Study(Struct, frozen=True):
     costs: Costs
     rules: Rules
     checkpoint_every_s: float | None = None
-    """Training time between checkpoints; ``None``: what loses least, for each way on its own."""
+    """Training time between checkpoints, 0 for none; ``None``: what loses least, for each way."""
     snapshot_steps: int = 10
     """Steps between two snapshots where a state exists once; 0 for none."""
 
@@ -69,7 +69,8 @@ def pace_of(study: Study, trace: Sequence[Fault], way: Way) -> Pace:
     every = study.checkpoint_every_s
     if every is None:
         gap_s = job.whole_s / max(1, _rewinds(trace, job, way))
-        every = checkpoint_every_s(costs.save_s, gap_s)
+        # One that costs nothing is taken after each step.
+        every = max(costs.step_s, checkpoint_every_s(costs.save_s, gap_s))
     tmd, steps = way.kind in (Kind.WARM, Kind.HOT), study.snapshot_steps
     snapshots = costs.snapshot_s / (steps * costs.step_s) if tmd and job.unique and steps else 0.0
     shadow = costs.hot_share * way.standbys if way.kind is Kind.HOT else 0.0

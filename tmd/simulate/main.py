@@ -17,7 +17,7 @@ from tmd.simulate import chart, compare, options, tables
 from tmd.simulate.advice import mean
 from tmd.simulate.options import Source
 from tmd.simulate.playing import played
-from tmd.simulate.values import Fault, Job, Kind
+from tmd.simulate.values import Fault, Job, Kind, Way
 
 ALL = "restart,elastic,warm,hot"
 
@@ -52,12 +52,14 @@ def simulate(
 
     The policies of the configuration and the real planner decide; how long a decision takes to
     carry out is a figure with a source, which is printed. Needs no cluster."""
+    if chart_file is not None:
+        chart.check(chart_file)
     job = options.job_of(hosts, replica_hosts, days)
     source = Source(failures, trace, options.habits_of(repair_h, notice_h, announced, mtbf_h))
     sourced = options.costs_of(costs, cost)
     rules = options.rules(config, source)
     study = compare.Study(job, sourced.costs, rules, checkpoint_s, snapshot_steps)
-    compared = compare.ways(_kinds(ways), standbys)
+    compared = _compared(ways, standbys)
     traces = source.traces(job, standbys, seed, runs)
     found = [mean(outcomes) for outcomes in played(study, traces, compared).values()]
     if chart_file is not None:
@@ -72,14 +74,15 @@ def simulate(
     tables.say_costs(sourced)
 
 
-def _kinds(text: str) -> list[Kind]:
+def _compared(text: str, standbys: int) -> list[Way]:
     known = list(Kind)
-    found = []
-    for name in text.split(","):
-        if name.strip() not in known:
-            raise ConfigError(f"--ways: there is no way '{name}'; there are {', '.join(known)}")
-        found.append(Kind(name.strip()))
-    return list(dict.fromkeys(found))
+    kinds = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in kinds if name not in known]:
+        raise ConfigError(f"--ways: there is no way '{unknown[0]}'; there are {', '.join(known)}")
+    found = compare.ways([Kind(name) for name in dict.fromkeys(kinds)], standbys)
+    if not found:
+        raise ConfigError(f"--standbys {standbys}: a job with hot standbys has at least 1")
+    return found
 
 
 def _heading(job: Job, source: Source, traces: Sequence[Sequence[Fault]]) -> str:

@@ -30,7 +30,8 @@ ReplicaHosts = Annotated[
 ]
 Days = Annotated[float, typer.Option(min=0.01, help="Length of the simulated time.")]
 Failures = Annotated[
-    str, typer.Option(help="Published table of failures to draw a trace from: llama3 or rsc.")
+    str,
+    typer.Option(help="Published table of failures to draw a trace from: llama3 or trainmover."),
 ]
 Trace = Annotated[
     Path | None,
@@ -64,7 +65,8 @@ Checkpoint = Annotated[
     typer.Option(
         "--checkpoint-s",
         min=0.0,
-        help="Seconds of training between checkpoints. [default: what loses least, for each way]",
+        help="Seconds of training between checkpoints, 0 for none. [default: what loses least, for "
+        "each way]",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed, the same result, on any machine.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from msgspec import Struct, structs
 
@@ -72,7 +73,7 @@ class Situation(Struct):
     def replicas(self, rank: int) -> tuple[int, ...]:
         """Ranks of equal state."""
         size = self.job.replica_hosts
-        return tuple(range(rank % size, self.job.hosts, size))
+        return _every(rank % size, self.job.hosts, size)
 
 
 def starting(situation: Situation, standby: Sequence[str] = ()) -> ClusterView:
@@ -239,5 +240,12 @@ def _kept(situation: Situation, rank: int) -> tuple[Kept, ...]:
     every, step = situation.every, situation.reached
     if not every:
         return ()
-    newest = max(step - step % every, situation.snapshot)
+    # After a switch the job may have been ahead of where a loss then finds it.
+    newest = max(step - step % every, min(situation.snapshot, step))
     return (Kept(rank, newest), Kept((rank - 1) % situation.job.hosts, newest))
+
+
+@lru_cache(maxsize=4096)
+def _every(first: int, stop: int, step: int) -> tuple[int, ...]:
+    """One value for all ranks with equal replicas: a snapshot of a thousand hosts has as many."""
+    return tuple(range(first, stop, step))

@@ -11,46 +11,32 @@ import math
 
 from tmd.simulate.costs import Costs
 from tmd.simulate.phases import Event
+from tmd.simulate.places import Places
 from tmd.simulate.values import Cause, Fault, Job, Loss, Turn, Warned, Work
 
 MOMENT_S = 1e-6
 """Rounding of virtual time."""
 
 
-class Shrinking:
+class Shrinking(Places):
     """Goes on with the replicas that are whole."""
 
     def __init__(self, job: Job, spares: int, costs: Costs) -> None:
+        super().__init__(job, spares)
         self._job, self._costs = job, costs
-        self._ranks: list[str | None] = [f"host-{n}" for n in range(job.hosts)]
-        self._idle = [f"host-{job.hosts + n}" for n in range(spares)]
-        self._up = {host for host in (*self._ranks, *self._idle) if host is not None}
         self._ready: dict[str, float] = {}
         """Hosts that start for the place of a lost one, and when they are ready."""
         self._stands: Cause | None = None
-
-    def at(self, place: int) -> str | None:
-        ranks = len(self._ranks)
-        if place < ranks:
-            return self._ranks[place]
-        return self._idle[place - ranks] if place - ranks < len(self._idle) else None
-
-    def has(self, host: str) -> bool:
-        return host in self._up
+        """Why the job stands still; ``None`` while it trains."""
 
     def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
         return None  # it can only go on without the host, at the fault as well as before
 
     def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
-        self._up.discard(host)
-        if host in self._idle:
-            self._idle.remove(host)
-            return None
-        if host not in self._ranks:
+        if not self._remove(host):
             return None
         trained = self._ready.pop(host, None) is None
-        self._ranks[self._ranks.index(host)] = None
-        self._fill(now)
+        self._start(now)
         if self._stands in (Cause.RESTART, Cause.HOLD):
             return self._restarts(())
         if not trained:
@@ -66,9 +52,8 @@ class Shrinking:
         return self._restarts(_unsaved(work))
 
     def came(self, host: str, now: float, work: Work) -> Turn | None:
-        self._up.add(host)
-        self._idle.append(host)
-        self._fill(now)
+        self._add(host)
+        self._start(now)
         if self._stands is Cause.HOLD:
             return self._restarts(())
         return self._trains(now) if self._stands is None else None
@@ -84,13 +69,10 @@ class Shrinking:
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def _fill(self, now: float) -> None:
+    def _start(self, now: float) -> None:
         """Hosts without a rank start for the places of lost ones."""
-        for rank, host in enumerate(self._ranks):
-            if host is None and self._idle:
-                joiner = self._idle.pop(0)
-                self._ranks[rank] = joiner
-                self._ready[joiner] = now + self._costs.restart_s
+        for host in self._fill():
+            self._ready[host] = now + self._costs.restart_s
 
     def _trains(self, now: float) -> Turn:
         until = min(self._ready.values(), default=math.inf)

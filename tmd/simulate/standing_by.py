@@ -19,6 +19,8 @@ class StandingBy:
         self._cluster, self._costs = cluster, costs
         self._stands: Cause | None = None
         """Why the job stands still; ``None`` while it trains."""
+        self._move = ("", 0.0)
+        """The latest planned move, and when its joiners are ready."""
         cluster.decide(FIRST, 0.0)
 
     def at(self, place: int) -> str | None:
@@ -51,6 +53,8 @@ class StandingBy:
         return self._restarted(now, (Loss(Cause.REPEATED_STEPS, work.unsaved_s),))
 
     def came(self, host: str, now: float, work: Work) -> Turn | None:
+        if self._cluster.runs(host):
+            return None  # its worker has started with all others
         self._cluster.add(host)
         if self._stands is Cause.HOLD:
             return self._restarted(now, ()) if self._begins_anew else self._recovered(now, work)
@@ -102,8 +106,11 @@ class StandingBy:
         """The job trains; the leader looks, and may open a planned move."""
         self._cluster.decide(work.steps + FIRST, now)
         plan = self._cluster.plan
-        moves = plan is not None and plan.phase is Phase.PREPARE
-        return Turn(Event.TRAINS, self._costs.prepare_s) if moves else Turn(Event.TRAINS)
+        if plan is None or plan.phase is not Phase.PREPARE:
+            return Turn(Event.TRAINS)
+        if plan.id != self._move[0]:
+            self._move = (plan.id, now + self._costs.prepare_s)
+        return Turn(Event.TRAINS, max(0.0, self._move[1] - now))
 
     def _prepared(self, now: float, work: Work) -> Turn | None:
         """The joiners of a planned move are ready."""
