@@ -86,7 +86,7 @@ def test_no_repr_shows_a_secret(tmp_path):
     ]
     unused: Any = None
     shown += [_webhook(settings, unused, unused, unused)._config]
-    shown += [Parts(unused, unused, settings.http.token(), frozenset())]
+    shown += [Parts(unused, unused, settings.http.token(), frozenset(), unused)]
     assert [s for s in shown if CANARY in f"{s!r} {s}"] == []
 
 

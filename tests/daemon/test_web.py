@@ -25,6 +25,7 @@ from tmd.daemon.bus import state_of
 from tmd.daemon.counters import AlertCounter, JobCounter
 from tmd.daemon.logs import BURST
 from tmd.daemon.web.connections import ConnectionLimits
+from tmd.daemon.web.page_samples import History
 from tmd.daemon.web.parts import Local, Parts
 from tmd.daemon.web.reading import PAGE_LIMIT
 from tmd.daemon.web.server import MOST_READS, Web
@@ -68,7 +69,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None):
+async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None, history=None):
     store = store or MemoryStore()
     served = Served(store)
 
@@ -86,7 +87,11 @@ async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None)
         )
 
     parts = Parts(
-        store.client(), local, None if token is None else Secret(token), frozenset({"node7"})
+        store.client(),
+        local,
+        None if token is None else Secret(token),
+        frozenset({"node7"}),
+        history or History(),
     )
     web = Web(("127.0.0.1", 0), parts, patience)
     async with running(web) as (task,):
@@ -189,26 +194,46 @@ async def test_metrics_need_no_redis_and_come_in_both_formats(served, accept, an
     assert text.endswith("# EOF\n") == bool(accept)
 
 
-async def test_the_page_loads_and_runs_only_its_own_content(served):
+async def test_the_page_loads_and_runs_only_what_this_daemon_serves(served):
+    """No file of it names another place, none has a script or style within it."""
     async with served.client.get("/") as response:
-        text = await response.text()
+        index = await response.text()
         policy = response.headers["Content-Security-Policy"]
+    paths = re.findall(r'(?:src|href)="(static/[^"]+)"', index)
+    for path in paths:
+        async with served.client.get(f"/{path}") as response:
+            assert response.status == 200, path
 
-    assert response.content_type == "text/html"
-    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(|innerHTML", text)
-    assert "default-src 'none'" in policy
-    assert policy.count("'sha256-") == 2
+    assert policy.startswith("default-src 'self';")
     assert "unsafe" not in policy
+    assert len(paths) >= 4
+    assert not re.search(r"<style|<script>|style=|\son\w+=", index)
+    assert not re.search(r'(?:src|href)="(?!static/|#)', index)
+
+
+async def test_a_file_of_the_page_is_sent_once_and_nothing_else_is_served(served):
+    path = "/static/js/app.js"
+    async with served.client.get(path) as response:
+        tag, kind = response.headers["ETag"], response.content_type
+    async with served.client.get(path, headers={"If-None-Match": tag}) as again:
+        known = again.status
+    outside = [
+        (await served.get(f"/static/{name}"))[0]
+        for name in ("js", "nothing.js", "js/..%2f..%2fserver.py", "%2fetc%2fpasswd")
+    ]
+
+    assert (kind, known) == ("text/javascript", 304)
+    assert outside == [404] * 4
 
 
 # --- the stream -----------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def listening(served, after="", headers=None):
+async def listening(served, after="", headers=None, path="/v1/stream"):
     """A function that returns the next event of a kind: (id, data)."""
     async with served.client.get(
-        "/v1/stream", params={"after": after} if after else {}, headers=headers or {}
+        path, params={"after": after} if after else {}, headers=headers or {}
     ) as response:
         assert response.status == 200
 

@@ -95,8 +95,10 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
 
 
 def _hosts(view: ClusterView) -> Table:
+    from tmd.core.values.view_checks import drain_roles
+
     shown = table(("host", "role", "workers", "alerts", "heard"), title="hosts")
-    roles = _drain_roles(view)
+    roles = drain_roles(view)
     for host in view.hosts:
         role = roles.get(host.host, "standby" if host.standby else "active")
         heard = f"{max(0.0, time.time() - host.at):.1f} s ago"
@@ -107,24 +109,6 @@ def _hosts(view: ClusterView) -> Table:
         role = "another version" if name in view.unread else "silent"
         add(shown, name, role, "-", "-", "-", style="red")
     return shown
-
-
-def _drain_roles(view: ClusterView) -> dict[str, str]:
-    """Hosts with an effective drain, and their role."""
-    roles = {}
-    for request in view.drains:
-        waiting = any(
-            m.host == request.host and not record.served(request)
-            for record in view.jobs
-            for m in record.membership.members
-        )
-        if request.leave:
-            roles[request.host] = "leaving"
-        elif waiting or request.bars:
-            roles[request.host] = "draining" if waiting else "drained"
-        elif request.reserve:
-            roles[request.host] = "in reserve"
-    return roles
 
 
 def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:

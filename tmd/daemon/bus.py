@@ -128,12 +128,15 @@ class Store(Protocol):
 
 
 async def state_of(store: Store) -> dict[str, Any]:
-    """Everything the cluster knows, for programs: the view, the leader, and what each job lacks to
-    survive its next loss."""
-    view = await store.snapshot()
+    """Everything the cluster knows, for programs."""
+    return described(await store.snapshot(), await store.leader())
+
+
+def described(view: ClusterView, leader: str) -> dict[str, Any]:
+    """The view, the leader, and what each job lacks to survive its next loss."""
     gaps = [gap for record in view.jobs if (gap := unprotected(view, record)) is not None]
     shown = {"unprotected": gaps, **structs.asdict(view)}
-    return {"leader": await store.leader(), **msgspec.to_builtins(shown)}
+    return {"leader": leader, **msgspec.to_builtins(shown)}
 
 
 class WakeEvent:

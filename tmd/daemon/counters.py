@@ -120,5 +120,13 @@ class JobCounter:
         """Only standstills of ``jobs`` go on to be counted: about others nothing is known here."""
         self._standing = {job: seen for job, seen in self._standing.items() if job in jobs}
 
+    def ledger(self) -> dict[str, dict[str, float]]:
+        """job -> cause -> rank seconds, without what was not lost."""
+        found: dict[str, dict[str, float]] = {}
+        for (job, cause), seconds in self.lost.items():
+            if seconds > 0:
+                found.setdefault(job, {})[cause.value] = round(seconds, 3)
+        return found
+
     def _lose(self, job: str, cause: LossCause, rank_seconds: float) -> None:
         self.lost[job, cause] = self.lost.get((job, cause), 0.0) + rank_seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -35,7 +36,10 @@ class Publisher:
         records: Records,
         store: Store,
         store_health: StoreHealth,
+        lost: Callable[[], dict[str, dict[str, float]]] = dict,
     ) -> None:
+        """``lost``: see :class:`HostStatus`."""
+        self._lost = lost
         self._config = config
         self._roster = roster
         self._watcher = watcher
@@ -66,6 +70,7 @@ class Publisher:
             exits=tuple(self._roster.exits),
             alerts=self._watcher.board.alerts,
             obeyed=self._records.obeyed,
+            lost=self._lost(),
             reads=RECORD_VERSION,
             at=time.time(),
         )

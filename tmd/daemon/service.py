@@ -84,6 +84,7 @@ class Service:
             self.records,
             store,
             self.store_health,
+            lambda: self.leader.counter.ledger(),
         )
         config = _leader_config(settings, f"{host.name}#{self.incarnation}")
         self.candidate = Candidate(lease_store, config, self.records, self.store_health)
@@ -149,6 +150,7 @@ class Service:
         if address is None:
             return None
         # Imported only when used: it costs a daemon memory and start-up time.
+        from tmd.daemon.web.page_samples import History
         from tmd.daemon.web.parts import Local, Parts
         from tmd.daemon.web.server import Web
 
@@ -169,7 +171,7 @@ class Service:
         names = frozenset(
             n.lower() for n in (address[0], host.name, host.advertise, *settings.http.names)
         )
-        return Web(address, Parts(store, local, settings.http.token(), names))
+        return Web(address, Parts(store, local, settings.http.token(), names, History()))
 
     async def _wakes(self) -> None:
         """Ring the wake events. A missed wake-up delays work by at most one period."""

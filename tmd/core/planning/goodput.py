@@ -74,7 +74,7 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
         stood = _since_last_commit(after, plan, view)
         found.append(Loss(LossCause.INTERRUPTED_STEP, stood * after.world_size))
     if plan.rollback is not None and not (same and earlier and earlier.rollback):
-        seconds = plan.rollback.repeats * _step_seconds(after, view)
+        seconds = plan.rollback.repeats * step_seconds(after, view)
         found.append(Loss(LossCause.REPEATED_STEPS, seconds * after.world_size))
     return tuple(found)
 
@@ -122,7 +122,8 @@ def _since_last_commit(record: JobRecord, plan: MigrationPlan, view: ClusterView
     return min((known[w].stands_s for w in alive if w in known), default=0.0)
 
 
-def _step_seconds(record: JobRecord, view: ClusterView) -> float:
+def step_seconds(record: JobRecord, view: ClusterView) -> float:
+    """The median duration of the latest step over all ranks, 0 if none has made one."""
     return median([*_reported_steps(record, view)] or [0.0])
 
 

@@ -220,6 +220,8 @@ class HostStatus(Struct, frozen=True):
     """Alerts that are raised now."""
     obeyed: int = 0
     """Highest lease epoch that this host has obeyed (invariant I5)."""
+    lost: dict[str, dict[str, float]] = {}
+    """job -> cause -> rank seconds that this daemon has counted as lost while it led."""
     reads: int = 1
     """:data:`RECORD_VERSION` of the daemon. No record is written in a later version while it
     lives."""

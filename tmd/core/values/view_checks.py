@@ -26,6 +26,24 @@ def unknown_host(view: ClusterView, host: str) -> str:
     return f"there is no host '{host}' in this cluster; heard from: {names}"
 
 
+def drain_roles(view: ClusterView) -> dict[str, str]:
+    """Hosts with an effective drain, and their role."""
+    roles: dict[str, str] = {}
+    for request in view.drains:
+        waiting = any(
+            m.host == request.host and not record.served(request)
+            for record in view.jobs
+            for m in record.membership.members
+        )
+        if request.leave:
+            roles[request.host] = "leaving"
+        elif waiting or request.bars:
+            roles[request.host] = "draining" if waiting else "drained"
+        elif request.reserve:
+            roles[request.host] = "in reserve"
+    return roles
+
+
 def left_alone(record: JobRecord, view: ClusterView) -> str:
     """Why nothing is decided about the job, in a sentence; empty if it can be."""
     hosts = sorted({m.host for m in record.parties} & set(view.unread))

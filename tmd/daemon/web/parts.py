@@ -15,6 +15,7 @@ from tmd.core.values.model import ClusterView, HostStatus
 from tmd.daemon.bus import Store
 from tmd.daemon.counters import AlertCounter, JobCounter
 from tmd.daemon.web.guard import RequestProblem
+from tmd.daemon.web.page_samples import History
 from tmd.schema import Secret
 
 
@@ -44,6 +45,7 @@ class Parts(Struct, frozen=True):
     token: Secret | None
     names: frozenset[str]
     """Accepted names in a Host header, besides those of the loopback."""
+    history: History
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)

@@ -1,11 +1,8 @@
-"""GET: health, state, events, metrics, the page."""
+"""GET: health, state, events, metrics."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-from importlib import resources
 
 from aiohttp import hdrs, web
 
@@ -71,29 +68,3 @@ async def metrics(request: web.Request) -> web.Response:
     accept = request.headers.get(hdrs.ACCEPT, "")
     body, content_type = exposition(request.app[PARTS].local(), accept)
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
-
-
-class Page:
-    """One file; its policy allows only the scripts and styles in it."""
-
-    def __init__(self) -> None:
-        self._text = resources.files(__package__).joinpath("index.html").read_text("utf-8")
-        script, style = (_hashes(tag, self._text) for tag in ("script", "style"))
-        self._headers = {
-            "Content-Security-Policy": (
-                f"default-src 'none'; connect-src 'self'; script-src {script}; "
-                f"style-src {style}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-            ),
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-cache",
-        }
-
-    async def get(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._text, content_type="text/html", headers=self._headers)
-
-
-def _hashes(tag: str, page: str) -> str:
-    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    digests = (base64.b64encode(hashlib.sha256(c.encode()).digest()).decode() for c in contents)
-    return " ".join(f"'sha256-{digest}'" for digest in digests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -12,10 +13,11 @@ from aiohttp.typedefs import Middleware
 
 from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.daemon.web import acting
+from tmd.daemon.web.assets import Assets
 from tmd.daemon.web.connections import ConnectionLimits, Connections
 from tmd.daemon.web.guard import RequestProblem, misnamed
 from tmd.daemon.web.parts import PARTS, Parts, Refused, complaint
-from tmd.daemon.web.reading import Page, events, healthz, metrics, readyz, state
+from tmd.daemon.web.reading import events, healthz, metrics, readyz, state
 from tmd.daemon.web.stream import Streams
 
 log = structlog.get_logger("tmd.web")
@@ -25,7 +27,8 @@ MOST_READS, MOST_CHANGES = 16, 8
 """Most concurrent requests. With the streams, fewer than the connections: a probe gets in."""
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that do not use Redis, so they are not counted."""
-STREAM = "/v1/stream"
+SAMPLE_S = 2.0
+STREAMS = frozenset({"/v1/stream", "/v1/page"})
 
 CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections", Connections)
 LIMITS: web.AppKey[ConnectionLimits] = web.AppKey("limits", ConnectionLimits)
@@ -67,11 +70,19 @@ class Web:
             log.info("serving http", host=self._address[0], port=self.port)
             self.listening.set()
             try:
-                await asyncio.Event().wait()
+                await self._keep_history()
             finally:
                 server.close()
         finally:
             await runner.cleanup()
+
+    async def _keep_history(self) -> None:
+        """Sample the jobs while this daemon leads: a page that is opened later shows the past."""
+        while True:
+            view = self._parts.local().view
+            if view is not None:
+                self._parts.history.take(view, time.time())
+            await asyncio.sleep(SAMPLE_S)
 
     async def _listen(self, connections: Connections) -> asyncio.Server:
         host, port = self._address
@@ -95,15 +106,17 @@ def application(parts: Parts) -> web.Application:
     middlewares = [_attended, _errors, _named, _places()]
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
     app[PARTS] = parts
-    streams, page = Streams(), Page()
+    streams, assets = Streams(parts), Assets()
     app.on_shutdown.append(streams.close)
-    app.router.add_get("/", page.get)
+    app.router.add_get("/", assets.index)
+    app.router.add_get("/static/{path:.+}", assets.file)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/state", state)
     app.router.add_get("/v1/events", events)
-    app.router.add_get("/v1/stream", streams.get)
+    app.router.add_get("/v1/stream", streams.state)
+    app.router.add_get("/v1/page", streams.page)
     app.router.add_post("/v1/drain", acting.drain)
     app.router.add_post("/v1/undrain", acting.undrain)
     app.router.add_post("/v1/pause", acting.pause)
@@ -115,7 +128,7 @@ def application(parts: Parts) -> web.Application:
 async def _attended(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Drop a client that sends its body or reads its answer too slowly."""
     with request.app[CONNECTIONS].answering(request.protocol):
-        if request.path == STREAM:
+        if request.path in STREAMS:
             return await handler(request)
         try:
             async with asyncio.timeout(request.app[LIMITS].answer_s):
@@ -145,7 +158,7 @@ def _places() -> Middleware:
 
     @web.middleware
     async def place(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in PROBES or request.path == STREAM:
+        if request.path in PROBES | STREAMS:
             return await handler(request)
         changes = request.method == hdrs.METH_POST
         most = MOST_CHANGES if changes else MOST_READS

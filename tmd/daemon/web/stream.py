@@ -1,6 +1,7 @@
-"""Server-sent events: the state when it changes, and every alert with its cursor as event id.
+"""Server-sent events: what changed in the state or on the page, and every alert with its cursor as
+event id.
 
-A client that reconnects sends ``Last-Event-ID`` and misses nothing. Each stream reads the store
+A client that reconnects sends ``Last-Event-ID`` and misses no alert. Each stream reads the store
 itself and waits for its client, so nothing is queued.
 """
 
@@ -8,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from tmd.core.values.errors import StoreUnavailable
-from tmd.daemon.bus import Store, state_of
 from tmd.daemon.web.guard import RequestProblem
-from tmd.daemon.web.parts import PARTS, Refused
+from tmd.daemon.web.latest import LOOK_S, Latest
+from tmd.daemon.web.page_rows import Rows, difference
+from tmd.daemon.web.page_samples import History, newer
+from tmd.daemon.web.parts import Parts, Refused
 from tmd.daemon.web.reading import cursor_of
 
 MOST_STREAMS = 16
-LOOK_S = 1.0
 QUIET_S = 15.0
 """Interval of keep-alive comments without news, which detect a broken connection."""
 BATCH = 200
@@ -29,19 +30,92 @@ READ_S = 30.0
 """A client that does not read for this long is disconnected."""
 
 
+class News(Protocol):
+    """What one stream has sent of the state, and what it sends next."""
+
+    async def fresh(self) -> bytes:
+        """Events of what has changed since the last call; empty if nothing has.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+
+    def interrupted(self) -> None:
+        """The client was told that Redis is away: the next call has news, if only that it is
+        back."""
+
+
+class StateNews:
+    """``state``: the whole state when it changed."""
+
+    def __init__(self, latest: Latest) -> None:
+        self._latest = latest
+        self._sent = b""
+
+    async def fresh(self) -> bytes:
+        state = _event("state", await self._latest.state())
+        if state == self._sent:
+            return b""
+        self._sent = state
+        return state
+
+    def interrupted(self) -> None:
+        self._sent = b""
+
+
+class PageNews:
+    """``whole``: all rows; from then on ``delta``: those that changed."""
+
+    def __init__(self, latest: Latest, history: History) -> None:
+        self._latest = latest
+        self._history = history
+        self._sent: Rows | None = None
+        self._sampled_at = 0.0
+        self._was_away = False
+
+    async def fresh(self) -> bytes:
+        rows = await self._latest.rows()
+        samples = newer(self._history.samples, self._sampled_at)
+        self._sampled_at = max(
+            (known[-1].at for known in samples.values()), default=self._sampled_at
+        )
+        before, self._sent = self._sent, rows
+        if before is None:
+            return _event("whole", msgspec.json.encode({"rows": rows, "samples": samples}))
+        changed = difference(before, rows)
+        if not (changed or samples or self._was_away):
+            return b""
+        self._was_away = False
+        body = {"rows": changed.rows, "gone": changed.gone, "samples": samples}
+        return _event("delta", msgspec.json.encode(body))
+
+    def interrupted(self) -> None:
+        self._was_away = True
+
+
 class Streams:
     """The open streams of a daemon. :meth:`close` ends them."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self._store = parts.store
+        self._history = parts.history
+        self._latest = Latest(parts)
         self._open: set[asyncio.Task[Any]] = set()
-        self._state = b""
-        self._looked_at = -inf
 
-    async def get(self, request: web.Request) -> web.StreamResponse:
+    async def state(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, StateNews(self._latest))
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, PageNews(self._latest, self._history))
+
+    async def close(self, _: web.Application) -> None:
+        for task in tuple(self._open):
+            task.cancel()
+
+    async def _serve(self, request: web.Request, news: News) -> web.StreamResponse:
         """Serve until the client disconnects."""
         task = asyncio.current_task()
         assert task is not None
-        store = request.app[PARTS].store
         after = cursor_of(
             request.headers.get("Last-Event-ID", "") or request.query.get("after", "")
         )
@@ -51,53 +125,42 @@ class Streams:
             )
         self._open.add(task)
         try:
-            cursor = after or await store.newest_alert()
+            cursor = after or await self._store.newest_alert()
             response = web.StreamResponse(
                 headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
             )
             await response.prepare(request)
             with suppress(ConnectionResetError, TimeoutError):
-                await self._send(response, store, cursor)
+                await self._send(response, news, cursor)
             return response
         finally:
             self._open.discard(task)
 
-    async def close(self, _: web.Application) -> None:
-        for task in tuple(self._open):
-            task.cancel()
-
-    async def _send(self, response: web.StreamResponse, store: Store, cursor: str) -> None:
+    async def _send(self, response: web.StreamResponse, news: News, cursor: str) -> None:
         clock = asyncio.get_running_loop().time
-        shown = b""
+        away = b""
         spoke_at = clock()
         while True:
-            news, found = b"", []
+            sent, found = b"", []
             try:
-                found = await store.alerts(cursor, limit=BATCH)
-                news = b"".join(_event("alert", msgspec.json.encode(a), c) for c, a in found)
+                found = await self._store.alerts(cursor, limit=BATCH)
+                sent = b"".join(_event("alert", msgspec.json.encode(a), c) for c, a in found)
                 cursor = found[-1][0] if found else cursor
-                state = await self._look(store)
+                sent += await news.fresh()
+                away = b""
             except StoreUnavailable as error:
-                state = _event("away", msgspec.json.encode({"away": str(error)}))
-            if state != shown:
-                news += state
-                shown = state
-            if not news and clock() - spoke_at > QUIET_S:
-                news = b": quiet\n\n"
-            if news:
+                before, away = away, _event("away", msgspec.json.encode({"away": str(error)}))
+                if away != before:
+                    sent += away
+                news.interrupted()
+            if not sent and clock() - spoke_at > QUIET_S:
+                sent = b": quiet\n\n"
+            if sent:
                 async with asyncio.timeout(READ_S):
-                    await response.write(news)
+                    await response.write(sent)
                 spoke_at = clock()
             if len(found) < BATCH:
                 await asyncio.sleep(LOOK_S)
-
-    async def _look(self, store: Store) -> bytes:
-        """The state as an event, read once for all streams."""
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at >= LOOK_S / 2:
-            self._state = _event("state", msgspec.json.encode(await state_of(store)))
-            self._looked_at = now
-        return self._state
 
 
 def _event(kind: str, data: bytes, cursor: str = "") -> bytes:

@@ -1,0 +1,159 @@
+"""Whether a job would survive the next loss, in a word and a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tests.core.clusters import STEP, Scene
+from tests.values import plan
+from tmd.core.planning.survival import Outlook, SnapshotAge, survival
+from tmd.core.values.checkpoints import SavedCheckpoint
+from tmd.core.values.model import Activity, JobState, Phase, Rehearsal, ShadowStatus
+from tmd.core.values.requests import DrainRequest
+from tmd.core.values.snapshots import Kept
+
+REHEARSED = (Rehearsal(step=1, seconds=1.0),)
+
+
+def rehearsed(size=2):
+    """Its one standby has rehearsed."""
+    scene = Scene(size)
+    scene.says("s0", Activity.STANDBY, rehearsed=REHEARSED)
+    return scene
+
+
+def found(scene, **changes):
+    return survival(structs.replace(scene.view, **changes), scene.record)
+
+
+def unique(scene, *steps):
+    """The state of each rank exists once; snapshots of ``steps`` are complete."""
+    kept = tuple(Kept(rank, step) for step in steps for rank in range(scene.size))
+    for rank, host in enumerate(scene.ranks):
+        scene.says(
+            host,
+            Activity.TRAINING,
+            rank=rank,
+            step=STEP,
+            replicas=(rank,),
+            kept=kept,
+            step_seconds=2.0,
+        )
+
+
+def test_a_job_with_a_rehearsed_standby_survives():
+    seen = found(rehearsed())
+
+    assert (seen.outlook, seen.rehearsed) == (Outlook.SURVIVES, 1)
+    assert seen.sentence == (
+        "1 rehearsed standby could take a rank; the state comes from a replica"
+    )
+
+
+def test_a_standby_that_has_not_rehearsed_makes_it_likely_only():
+    seen = found(Scene(2, standbys=2))
+
+    assert (seen.outlook, seen.rehearsed, seen.unrehearsed) == (Outlook.LIKELY, 0, 2)
+    assert "2 standbys could take a rank, but none has rehearsed" in seen.sentence
+
+
+def test_one_rank_that_no_standby_fits_is_enough_to_halt():
+    """The sentence names the rank and why each standby does not fit it."""
+    scene = Scene(2)
+    refused = Rehearsal(step=1, seconds=1.0, refusal="other shapes", ranks=(1,))
+    scene.says("s0", Activity.STANDBY, rehearsed=(*REHEARSED, refused))
+    seen = found(scene)
+
+    assert seen.outlook is Outlook.HALTS
+    assert "no standby could take rank 1" in seen.sentence
+    assert "other shapes" in seen.sentence
+
+
+def test_a_rank_that_only_an_unrehearsed_standby_can_take_makes_it_likely_only():
+    """Another standby has rehearsed, but not this rank."""
+    scene = rehearsed()
+    refused = Rehearsal(step=1, seconds=1.0, refusal="other shapes", ranks=(1,))
+    scene.says("s0", Activity.STANDBY, rehearsed=(*REHEARSED, refused))
+    scene.says("s1", Activity.STANDBY)
+    seen = found(scene)
+
+    assert seen.outlook is Outlook.LIKELY
+    assert "rank 1" in seen.sentence
+
+
+def test_a_drained_standby_does_not_count():
+    assert found(rehearsed(), drains=(DrainRequest("s0", "r"),)).outlook is Outlook.HALTS
+
+
+def test_a_pause_halts_a_job_that_could_survive():
+    seen = found(rehearsed(), paused=True)
+
+    assert seen.outlook is Outlook.HALTS
+    assert "paused" in seen.sentence
+
+
+def test_a_unique_state_without_a_snapshot_halts():
+    scene = rehearsed()
+    unique(scene)
+    seen = found(scene)
+
+    assert (seen.outlook, seen.snapshot) == (Outlook.HALTS, None)
+    assert "the state of ranks 0-1 exists once" in seen.sentence
+
+
+def test_a_snapshot_says_what_a_loss_repeats():
+    """By the newest complete one, in steps and in their time."""
+    scene = rehearsed()
+    unique(scene, STEP - 5, STEP - 3)
+    seen = found(scene)
+
+    assert seen.outlook is Outlook.SURVIVES
+    assert seen.snapshot == SnapshotAge(step=STEP - 3, behind=3, seconds=6.0)
+    assert "repeats 3 steps, 6.0 s" in seen.sentence
+
+
+def test_hot_standbys_count_once_their_digests_were_equal():
+    """With the largest lag; and the newest checkpoint is named."""
+    scene = Scene(2)
+    for name, lag, verified in (("s0", 0.1, 5), ("s1", 0.3, 6), ("s2", 0.9, None)):
+        scene.says(
+            name,
+            Activity.SHADOWING,
+            rehearsed=REHEARSED,
+            shadow=ShadowStatus(0, 1.0, lag, verified),
+            saved=SavedCheckpoint(4, 1.0, "/c"),
+        )
+    seen = found(scene)
+
+    assert (seen.hot, seen.lag_s, seen.checkpoint) == (2, 0.3, 4)
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.RECOVER])
+def test_during_a_plan_the_answer_is_open(phase):
+    scene = rehearsed()
+    scene.record = structs.replace(
+        scene.record, plan=plan(scene.record.membership, phase=phase, id="job-7")
+    )
+    seen = found(scene)
+
+    assert seen.outlook is Outlook.MOVING
+    assert "job-7" in seen.sentence
+
+
+@pytest.mark.parametrize("state", [s for s in JobState if s is not JobState.RUNNING])
+def test_a_job_that_does_not_run_replaces_no_rank(state):
+    scene = rehearsed()
+    scene.record = structs.replace(scene.record, state=state)
+
+    assert found(scene).outlook is Outlook.ENDED
+
+
+def test_a_host_of_another_version_leaves_the_answer_open():
+    """Whether it holds a rank or may have standbys."""
+    holding = found(rehearsed(), unread=("h0",))
+    other = found(Scene(2), unread=("x",))
+
+    assert (holding.outlook, other.outlook) == (Outlook.UNKNOWN, Outlook.UNKNOWN)
+    assert "h0" in holding.sentence
+    assert "x may have standbys" in other.sentence

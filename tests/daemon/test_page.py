@@ -1,0 +1,182 @@
+"""The page in a real browser, over a made-up cluster; and what it is sent of 10,000 hosts.
+
+:mod:`tests.e2e.test_page` drains a host of a real job in it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from msgspec import structs
+
+from tests.browser import chromium, opened
+from tests.daemon.page_scene import DRAINED, JOB, OTHER, fill, history, view
+from tests.daemon.test_web import TOKEN, listening, serving
+from tests.values import alert, record
+from tmd.core.values.model import Activity, HostStatus, Severity
+from tmd.testing import MemoryStore
+from tmd.testing.clients import worker_status
+
+MANY = 10_000
+
+
+async def made_up():
+    store, now = MemoryStore(), time.time()
+    await fill(store, view(now))
+    return store, history(now)
+
+
+async def test_an_operator_reads_and_acts_with_the_keyboard_alone():
+    """Verdict, lanes, ledger, heat; job, filter and drain by keys; a wrong token is refused. The
+    browser complains of nothing but the refusal."""
+    store, past = await made_up()
+    async with (
+        serving(store, history=past) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/") as watched,
+    ):
+        page = watched.page
+        await assert_tells_all(page)
+        assert watched.complaints == []
+        await assert_shows_the_other_job(page)
+        await page.keyboard.press("/")
+        await page.keyboard.type(DRAINED)
+        button = page.get_by_role("button", name=f"Undrain {DRAINED}")
+        await page.locator("#hosts tbody tr").nth(1).wait_for(state="detached")
+        for _ in range(2):  # the field's next stop is the only button
+            await page.keyboard.press("Tab")
+            if await button.evaluate("node => node === document.activeElement"):
+                break
+        await page.keyboard.press("Enter")
+        await page.keyboard.type("wrong")
+        await page.keyboard.press("Enter")
+        refused = page.locator("#ask-problem")
+        await refused.filter(has_text="token is wrong").wait_for()
+        still = (await served.store.client().snapshot()).drains
+        await page.keyboard.type(TOKEN)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name=f"Drain {DRAINED}", exact=True).wait_for()
+        after = (await served.store.client().snapshot()).drains
+
+    assert [d.host for d in still] == [DRAINED]
+    assert after == ()
+    assert all("401" in complaint for complaint in watched.complaints), watched.complaints
+    assert len(watched.complaints) == 1
+
+
+async def assert_tells_all(page):
+    """Everything that the made-up cluster has can be read."""
+    outlook = page.locator("[data-outlook]")
+    assert await outlook.get_attribute("data-outlook") == "survives"
+    assert "4 rehearsed" not in await outlook.inner_text()
+    assert "3 rehearsed" in await outlook.inner_text()
+    lanes = page.locator("#lanes .lane")
+    assert await lanes.count() == 3
+    failover = page.locator("#lanes [data-key$='-3']")
+    await failover.locator("summary").click()
+    assert "signal 9" in await failover.inner_text()
+    assert "detect" in await failover.inner_text()
+    await failover.locator("dd", has_text="fallen off the bus").wait_for()
+    assert "repeated steps" in await page.locator("#ledger").inner_text()
+    assert await page.locator("#charts canvas").count() == 2
+    assert await page.locator("#heat canvas").evaluate("node => node.height > 100")
+
+
+async def assert_shows_the_other_job(page):
+    await page.keyboard.press("2")
+    await page.locator("[data-outlook=halts]").wait_for()
+    assert OTHER in await page.locator("#survival").inner_text()
+    assert "no other standby" in await page.locator("#survival").inner_text()
+    await page.keyboard.press("1")
+    await page.locator("#survival", has_text=JOB).wait_for()
+
+
+async def test_the_page_says_what_it_does_not_get():
+    """Redis away, a pause, the daemon gone: each is said, and no text of a host is markup."""
+    store = MemoryStore()
+    evil = "<img src=x onerror=alert(1)>"
+    raised = alert(id="x", severity=Severity.FATAL, message=evil)
+    await store.client().put_host(HostStatus("h1", "i", alerts=(raised,)), ttl_s=1e9, wake=False)
+    async with (
+        serving(store) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/", color_scheme="dark") as watched,
+    ):
+        page = watched.page
+        shown = await page.locator("#alerts").inner_text()
+        await store.client().set_paused(True)
+        await page.locator("#banners", has_text="Paused").wait_for()
+        store.fall_away()
+        await page.locator("#link.bad", has_text="memory: away").wait_for()
+        store.away = False
+        await page.locator("#link.good").wait_for()
+        calm = list(watched.complaints)
+        await served.stop()
+        await page.locator("#link.bad", has_text="does not answer").wait_for()
+
+    assert evil in shown
+    assert calm == []
+
+
+# --- many hosts -----------------------------------------------------------------------------------
+
+
+async def crowd(number):
+    """A job of two ranks, and hosts without workers."""
+    store = MemoryStore()
+    client = store.client()
+    for n in range(number):
+        await client.put_host(HostStatus(f"n{n}", "i", at=1.0), ttl_s=1e9, wake=False)
+    for rank, name in enumerate(("h1", "h2")):
+        worker = structs.replace(
+            worker_status(f"{name}/job/0.a"), activity=Activity.TRAINING, rank=rank, step=4
+        )
+        await client.put_host(HostStatus(name, "i", workers=(worker,)), ttl_s=1e9, wake=False)
+    await client.put_job(record("h1", "h2"), expected=0)
+    return store
+
+
+async def delta_after_an_alert(number):
+    """The next delta once one of ``number`` hosts raises an alert and all others send a heartbeat;
+    and how many rows the page was sent before."""
+    store = await crowd(number)
+    async with serving(store) as served, listening(served, path="/v1/page") as next_event:
+        _, whole = await next_event("whole")
+        client = store.client()
+        for n in range(number):
+            raised = (alert(id="n7-1", host="n7"),) if n == 7 else ()
+            status = HostStatus(f"n{n}", "i", alerts=raised, at=2.0)
+            await client.put_host(status, ttl_s=1e9, wake=False)
+        while True:
+            _, delta = await next_event("delta")
+            if delta["rows"]:
+                return delta, len(whole["rows"])
+
+
+async def test_one_change_among_10000_hosts_sends_as_much_as_among_ten():
+    """Although every host has sent another heartbeat."""
+    few, few_rows = await delta_after_an_alert(10)
+    many, many_rows = await delta_after_an_alert(MANY)
+
+    assert many_rows - few_rows == MANY - 10
+    assert many["rows"].keys() == {"host/n7", "alert/n7-1"}
+    assert len(json.dumps(many)) == len(json.dumps(few))
+
+
+async def test_what_disappears_and_what_comes_back_are_sent():
+    """A drain that is withdrawn, a job that is gone, Redis that was away."""
+    store = await crowd(3)
+    async with serving(store) as served, listening(served, path="/v1/page") as next_event:
+        _, whole = await next_event("whole")
+        del store.records["job"]
+        _, gone = await next_event("delta")
+        store.fall_away()
+        _, away = await next_event("away")
+        store.away = False
+        _, back = await next_event("delta")
+
+    assert {"cluster", "job/job", "rank/job/0", "host/n2"} <= whole["rows"].keys()
+    assert {"job/job", "rank/job/0", "rank/job/1"} <= set(gone["gone"])
+    assert "away" in away["away"]
+    assert back == {"rows": {}, "gone": [], "samples": {}}

@@ -1,0 +1,156 @@
+"""The answer to an operator's question: would the job survive the loss of a rank now?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from tmd.core.planning.goodput import step_seconds
+from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.readiness import Readiness, readiness, unprotected
+from tmd.core.planning.standbys import candidates, has_rehearsed, takes
+from tmd.core.values.checkpoints import newest
+from tmd.core.values.model import ClusterView, JobRecord, JobState, WorkerStatus
+from tmd.core.values.shadows import ranges
+from tmd.core.values.snapshots import newest_whole
+from tmd.core.values.view_checks import left_alone
+
+
+class Outlook(StrEnum):
+    """What the next loss would do to a job."""
+
+    SURVIVES = "survives"  # a rehearsed standby takes any rank, and its state is there
+    LIKELY = "likely"  # some rank depends on a standby that has not rehearsed it
+    HALTS = "halts"  # the job would wait for an operator or a standby, or lose a state
+    MOVING = "moving"  # a plan is under way: the answer follows when it ends
+    UNKNOWN = "unknown"  # a host is not understood
+    ENDED = "ended"  # no rank is replaced any more
+
+
+class SnapshotAge(Struct, frozen=True):
+    """The newest complete snapshot of a job."""
+
+    step: int
+    behind: int
+    """Steps that a rollback to it repeats."""
+    seconds: float
+    """The time that these steps take."""
+
+
+class Survival(Struct, frozen=True):
+    """Whether a job would survive the loss of a rank now, and what that depends on."""
+
+    outlook: Outlook
+    sentence: str
+    rehearsed: int = 0
+    unrehearsed: int = 0
+    unfit: int = 0
+    hot: int = 0
+    """Hot standbys that compute the same bits as their rank."""
+    lag_s: float = 0.0
+    """The largest lag of a hot standby behind its rank."""
+    snapshot: SnapshotAge | None = None
+    checkpoint: int | None = None
+    """Step of the newest complete checkpoint."""
+
+
+def survival(view: ClusterView, record: JobRecord) -> Survival:
+    """The outlook of a job, by the latest reports."""
+    known = view.workers(record.job)
+    ready = readiness(view, record)
+    shadows = [w.shadow for w in known.values() if w.rank is None and w.shadow is not None]
+    hot = [shadow for shadow in shadows if shadow.verified is not None]
+    saved = newest(w.saved for w in known.values())
+    snapshot = _snapshot(view, record, known)
+    outlook, sentence = _outlook(view, record, ready, snapshot)
+    return Survival(
+        outlook=outlook,
+        sentence=sentence,
+        rehearsed=ready.rehearsed,
+        unrehearsed=ready.unrehearsed,
+        unfit=ready.unfit,
+        hot=len(hot),
+        lag_s=max((shadow.lag_s for shadow in hot), default=0.0),
+        snapshot=snapshot,
+        checkpoint=None if saved is None else saved.step,
+    )
+
+
+def _outlook(
+    view: ClusterView, record: JobRecord, ready: Readiness, snapshot: SnapshotAge | None
+) -> tuple[Outlook, str]:
+    if record.state is not JobState.RUNNING:
+        return Outlook.ENDED, f"the job is {record.state.value}: no rank is replaced any more"
+    if why := left_alone(record, view):
+        return Outlook.UNKNOWN, f"nothing is decided about the job: {why}"
+    plan = record.plan
+    if plan is not None and is_live(plan):
+        return Outlook.MOVING, f"plan {plan.id} is under way, in phase {plan.phase.value}"
+    if view.paused:
+        return Outlook.HALTS, "an operator has paused new plans: a loss waits for 'tmd resume'"
+    if view.unread and ready.open_ranks:
+        return Outlook.UNKNOWN, f"{', '.join(view.unread)} may have standbys: update tmd there"
+    gap = unprotected(view, record)
+    if gap is not None:
+        return Outlook.HALTS, gap.sentence
+    unique = _unique(record, view.workers(record.job))
+    if unique and snapshot is None:
+        exists = f"the state of {_ranks(unique)} exists once and no snapshot of it is complete"
+        return Outlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
+    return _with_standbys(ready, _untried(view, record), unique, snapshot)
+
+
+def _with_standbys(
+    ready: Readiness, untried: tuple[int, ...], unique: tuple[int, ...], age: SnapshotAge | None
+) -> tuple[Outlook, str]:
+    repeats = "the state comes from a replica"
+    if unique and age is not None:
+        steps = _number(age.behind, "step")
+        repeats = f"a loss among {_ranks(unique)} repeats {steps}, {age.seconds:.1f} s"
+    if not ready.rehearsed:
+        standbys = _number(ready.unrehearsed, "standby")
+        return Outlook.LIKELY, f"{standbys} could take a rank, but none has rehearsed; {repeats}"
+    if untried:
+        return Outlook.LIKELY, f"no standby has rehearsed {_ranks(untried)}; {repeats}"
+    standbys = _number(ready.rehearsed, "rehearsed standby")
+    return Outlook.SURVIVES, f"{standbys} could take a rank; {repeats}"
+
+
+def _untried(view: ClusterView, record: JobRecord) -> tuple[int, ...]:
+    """Ranks that no fit standby has rehearsed."""
+    facts = PlanFacts(view, record.job)
+    spare = [m for m in candidates(view, record, facts) if m.worker in facts.status]
+    return tuple(
+        rank
+        for rank in range(record.world_size)
+        if not any(
+            takes([m], rank, facts) and has_rehearsed(facts.status[m.worker], rank, facts)
+            for m in spare
+        )
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
+
+
+def _unique(record: JobRecord, known: dict[str, WorkerStatus]) -> tuple[int, ...]:
+    """Ranks whose state no other rank has."""
+    statuses = ((r, known.get(m.worker)) for r, m in enumerate(record.membership.members))
+    return tuple(r for r, w in statuses if w is not None and w.replicas == (r,))
+
+
+def _snapshot(
+    view: ClusterView, record: JobRecord, known: dict[str, WorkerStatus]
+) -> SnapshotAge | None:
+    step = newest_whole(record.world_size, (copy for w in known.values() for copy in w.kept))
+    if step is None:
+        return None
+    steps = [known[m.worker].step for m in record.membership.members if m.worker in known]
+    behind = max(0, max(steps, default=step) - step)
+    return SnapshotAge(step, behind, behind * step_seconds(record, view))

@@ -1,0 +1,60 @@
+"""The latest view of the cluster, read once for all streams, as rows and as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from math import inf
+
+import msgspec
+
+from tmd.core.values.model import ClusterView
+from tmd.daemon.bus import described
+from tmd.daemon.web.page_rows import Rows, rows_of
+from tmd.daemon.web.parts import Parts
+
+LOOK_S = 1.0
+
+
+class Latest:
+    """Reads Redis at most once in half of ``LOOK_S``, and only while a stream asks."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._read: tuple[ClusterView, str] = ClusterView(), ""
+        self._read_at = -inf
+        self._rows: Rows = {}
+        self._rows_at = -inf
+        self._state = b""
+        self._state_at = -inf
+
+    async def view(self) -> tuple[ClusterView, str]:
+        """The view and the leader.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._read_at >= LOOK_S / 2:
+            store = self._parts.store
+            self._read = await store.snapshot(), await store.leader()
+            self._read_at = now
+        return self._read
+
+    async def state(self) -> bytes:
+        """What ``tmd status --json`` prints."""
+        read = await self.view()
+        if self._state_at != self._read_at:
+            self._state_at = self._read_at
+            self._state = msgspec.json.encode(described(*read))
+        return self._state
+
+    async def rows(self) -> Rows:
+        """The rows of the page, built once for all of them; takes a sample of each job."""
+        view, leader = await self.view()
+        if self._rows_at != self._read_at:
+            local = self._parts.local()
+            self._rows_at = self._read_at
+            self._rows = rows_of(view, leader, local.cluster, local.status.host)
+            self._parts.history.take(view, time.time())
+        return self._rows

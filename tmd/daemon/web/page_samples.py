@@ -1,0 +1,105 @@
+"""The recent past of each job for the charts of the page: loss, pace, and seconds by rank.
+
+Ranks are grouped into at most :data:`BINS` bins of neighbours, of which each shows its slowest
+rank, so that the size of a sample does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tmd.core.planning.goodput import step_seconds
+from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
+
+BINS = 64
+KEPT = 300
+"""Samples of a job."""
+MOST_JOBS = 16
+"""Jobs that are sampled."""
+DIGITS = 4
+
+
+class Sample(Struct, frozen=True, omit_defaults=True):
+    """A job at one time."""
+
+    at: float
+    step: int
+    step_s: float
+    """Median of the latest step of all ranks."""
+    loss: float | None = None
+    cells: tuple[float, ...] = ()
+    """For each bin of ranks the seconds of its slowest rank; 0 where none has reported."""
+    computed: bool = False
+    """Whether ``cells`` are the seconds that a rank computes, without waits for others: known once
+    each rank has compared itself with its peers. Otherwise they are those of its whole step."""
+
+
+Samples = dict[str, tuple[Sample, ...]]
+"""Job -> samples, oldest first."""
+
+
+def sampled(before: Samples, view: ClusterView, now: float) -> Samples:
+    """``before`` and one sample of each job that has made a step since."""
+    found: Samples = {}
+    for record in view.jobs[:MOST_JOBS]:
+        known = before.get(record.job, ())
+        fresh = _sample(view, record, now)
+        if fresh is not None and not (known and known[-1].step == fresh.step):
+            known = (*known, fresh)[-KEPT:]
+        if known:
+            found[record.job] = known
+    return found
+
+
+class History:
+    """The samples of one daemon: taken while it leads, and while a page is open."""
+
+    def __init__(self) -> None:
+        self.samples: Samples = {}
+
+    def take(self, view: ClusterView, now: float) -> None:
+        """Add a sample of each job of ``view``."""
+        self.samples = sampled(self.samples, view, now)
+
+
+def newer(samples: Samples, than: float) -> Samples:
+    """Those taken later than ``than``."""
+    fresh = {job: tuple(s for s in known if s.at > than) for job, known in samples.items()}
+    return {job: known for job, known in fresh.items() if known}
+
+
+def _sample(view: ClusterView, record: JobRecord, now: float) -> Sample | None:
+    known = view.workers(record.job)
+    members = [known.get(m.worker) for m in record.membership.members]
+    holding = [w for w in members if w is not None]
+    step = max((w.step for w in holding), default=0)
+    if step == 0:
+        return None
+    losses = [w.loss for w in holding if w.loss is not None]
+    computed = len(holding) == len(members) and all(w.pace is not None for w in holding)
+    return Sample(
+        at=now,
+        step=step,
+        step_s=rounded(step_seconds(record, view)),
+        loss=rounded(sum(losses) / len(losses)) if losses else None,
+        cells=binned([_seconds(w, computed) for w in members]),
+        computed=computed,
+    )
+
+
+def _seconds(status: WorkerStatus | None, computed: bool) -> float:
+    if status is None:
+        return 0.0
+    if computed and status.pace is not None:
+        return status.pace.busy_s
+    return status.step_seconds
+
+
+def binned(values: list[float]) -> tuple[float, ...]:
+    """The largest of each of at most :data:`BINS` groups of neighbours."""
+    size = -(-len(values) // BINS)
+    return tuple(rounded(max(values[at : at + size])) for at in range(0, len(values), size or 1))
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

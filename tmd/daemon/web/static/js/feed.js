@@ -1,0 +1,76 @@
+// What the daemon sends: all rows once, from then on what changes, and every alert.
+
+const HOUR_MS = 3600e3;
+const LOGGED = 300;
+const SAMPLES = 300;
+
+export class Feed {
+  rows = new Map();
+  /** Job -> samples, oldest first. */
+  samples = new Map();
+  /** Alerts of the last hour as they were published, newest first. */
+  log = [];
+  link = { text: "connecting", kind: "" };
+
+  /** `changed(kinds)`: the kinds of rows that changed, such as "host". */
+  constructor(changed) {
+    this.changed = changed;
+  }
+
+  open() {
+    // Cursors of the alert stream begin with milliseconds.
+    const source = new EventSource(`v1/page?after=${Date.now() - HOUR_MS}`);
+    const on = (kind, take) => source.addEventListener(kind, (e) => take(e.data && JSON.parse(e.data)));
+    source.addEventListener("error", () => this.say("the daemon does not answer; trying again", "bad"));
+    on("away", ({ away }) => this.say(away, "bad"));
+    on("alert", (alert) => this.heard(alert));
+    on("whole", (whole) => {
+      this.rows.clear();
+      this.samples.clear();
+      this.take(whole);
+    });
+    on("delta", (delta) => this.take(delta));
+  }
+
+  say(text, kind = "") {
+    this.link = { text, kind };
+    this.changed(new Set(["link"]));
+  }
+
+  take({ rows, gone = [], samples }) {
+    const kinds = new Set(["link"]);
+    for (const key of gone) {
+      this.rows.delete(key);
+      kinds.add(kindOf(key));
+    }
+    for (const [key, row] of Object.entries(rows)) {
+      // An exit is forgotten after a while; the lane keeps when it was seen.
+      const before = this.rows.get(key);
+      if (before?.detected_at && !row.detected_at) row.detected_at = before.detected_at;
+      this.rows.set(key, row);
+      kinds.add(kindOf(key));
+    }
+    for (const [job, fresh] of Object.entries(samples)) {
+      this.samples.set(job, [...(this.samples.get(job) ?? []), ...fresh].slice(-SAMPLES));
+      kinds.add("sample");
+    }
+    this.link = { text: "live", kind: "good" };
+    this.changed(kinds);
+  }
+
+  heard(alert) {
+    this.log.unshift(alert);
+    this.log.length = Math.min(this.log.length, LOGGED);
+    this.changed(new Set(["log"]));
+  }
+
+  /** Rows of a kind, of a job if one is given. */
+  of(kind, job) {
+    const start = job === undefined ? `${kind}/` : `${kind}/${job}/`;
+    const found = [];
+    for (const [key, row] of this.rows) if (key.startsWith(start)) found.push(row);
+    return found;
+  }
+}
+
+const kindOf = (key) => key.split("/", 1)[0];
