@@ -14,7 +14,7 @@ TITAN ?= .venv-torchtitan
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks torchtitan demo example test thorough gpu-test compat lint docs dist deb proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks torchtitan demo example test thorough gpu-test compat lint docs screenshots dist deb proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -90,6 +90,10 @@ lint: install $(VENV)/.docs-installed
 # The documentation, into site/. A link that leads nowhere is an error.
 docs: install $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The pictures of the page in the documentation, by Debian's chromium.
+screenshots: install $(VENV)/.docs-installed
+	$(BIN)/python -m tests.daemon.screenshots docs/pictures
 
 # The wheel and the source distribution, into dist/. Needs no network.
 dist: install

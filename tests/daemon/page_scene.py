@@ -227,6 +227,8 @@ def view(now: float, step: int = STEP, slow: bool = True) -> ClusterView:
     for rank, of in enumerate(others):
         workers[of.host] = structs.replace(
             trains(rank, of, 911, noise, False),
+            loss=0.4871,
+            saved=None,
             job=OTHER,
             worker=of.worker,
             world_size=OTHER_RANKS,

@@ -69,14 +69,16 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None, history=None):
+async def serving(
+    store=None, token=TOKEN, serving_trainers=True, patience=None, history=None, at=("c", "h1")
+):
     store = store or MemoryStore()
     served = Served(store)
 
     def local():
         return Local(
-            cluster="c",
-            status=HostStatus("h1", "i"),
+            cluster=at[0],
+            status=HostStatus(at[1], "i"),
             serving=serving_trainers,
             leading=False,
             lease=Lease(),
@@ -92,6 +94,7 @@ async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None,
         None if token is None else Secret(token),
         frozenset({"node7"}),
         history or History(),
+        look_s=0.1,
     )
     web = Web(("127.0.0.1", 0), parts, patience)
     async with running(web) as (task,):

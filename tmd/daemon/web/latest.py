@@ -13,11 +13,9 @@ from tmd.daemon.bus import described
 from tmd.daemon.web.page_rows import Rows, rows_of
 from tmd.daemon.web.parts import Parts
 
-LOOK_S = 1.0
-
 
 class Latest:
-    """Reads Redis at most once in half of ``LOOK_S``, and only while a stream asks."""
+    """Reads Redis at most once in half of ``look_s``, and only while a stream asks."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -35,7 +33,7 @@ class Latest:
             StoreUnavailable: Redis does not answer.
         """
         now = asyncio.get_running_loop().time()
-        if now - self._read_at >= LOOK_S / 2:
+        if now - self._read_at >= self._parts.look_s / 2:
             store = self._parts.store
             self._read = await store.snapshot(), await store.leader()
             self._read_at = now

@@ -46,6 +46,8 @@ class Parts(Struct, frozen=True):
     names: frozenset[str]
     """Accepted names in a Host header, besides those of the loopback."""
     history: History
+    look_s: float = 1.0
+    """Interval at which streams look for news."""
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from tmd.core.values.errors import StoreUnavailable
 from tmd.daemon.web.guard import RequestProblem
-from tmd.daemon.web.latest import LOOK_S, Latest
+from tmd.daemon.web.latest import Latest
 from tmd.daemon.web.page_rows import Rows, difference
 from tmd.daemon.web.page_samples import History, newer
 from tmd.daemon.web.parts import Parts, Refused
@@ -98,6 +98,7 @@ class Streams:
 
     def __init__(self, parts: Parts) -> None:
         self._store = parts.store
+        self._look_s = parts.look_s
         self._history = parts.history
         self._latest = Latest(parts)
         self._open: set[asyncio.Task[Any]] = set()
@@ -160,7 +161,7 @@ class Streams:
                     await response.write(sent)
                 spoke_at = clock()
             if len(found) < BATCH:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._look_s)
 
 
 def _event(kind: str, data: bytes, cursor: str = "") -> bytes:

@@ -11,6 +11,7 @@ export function seconds(s) {
 
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 export const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+export const decimal = (n) => (Math.abs(n) < 1e5 ? n.toFixed(n < 100 ? 4 : 1) : n.toExponential(2));
 export const number = (n) => n.toLocaleString("en");
 
 const names = new Intl.Collator("en", { numeric: true });

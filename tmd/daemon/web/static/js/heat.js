@@ -7,10 +7,12 @@ import { clock, seconds } from "./format.js";
 const CELL = 6;
 const LEAST_HEIGHT = 48;
 const AXIS = 54;
+const CALM = 1.05;
+const HOT = 1.5;
 let shown = null;
 
-/** 0 at the median of all cells, 1 at twice of it. */
-const warmth = (value, usual) => (value && usual ? Math.min(1, Math.max(0, value / usual - 1)) : 0);
+/** 0 up to `CALM` times the median of all ranks, 1 from `HOT` times of it. */
+const warmth = (value, usual) => (value && usual ? Math.min(1, Math.max(0, (value / usual - CALM) / (HOT - CALM))) : 0);
 
 function median(values) {
   const sorted = values.filter(Boolean).sort((a, b) => a - b);
@@ -19,13 +21,14 @@ function median(values) {
 
 export function heat(samples, marks, ranks) {
   const canvas = byId("heat").querySelector("canvas");
-  canvas.hidden = !samples.length;
+  canvas.hidden = byId("heat-scale").hidden = samples.length < 2;
   byId("heat-title").textContent = title(samples);
-  shown = samples.length ? { samples, ranks } : null;
-  if (!samples.length) return;
+  shown = samples.length > 1 ? { samples, ranks } : null;
+  if (!shown) return;
   const bins = samples.at(-1).cells.length;
   const width = byId("heat").clientWidth, height = Math.max(LEAST_HEIGHT, bins * CELL), scale = devicePixelRatio || 1;
   canvas.width = width * scale;
+  canvas.style.width = `${width}px`;
   canvas.height = (height + 14) * scale;
   canvas.style.height = `${height + 14}px`;
   const ctx = canvas.getContext("2d");
@@ -39,7 +42,7 @@ export function heat(samples, marks, ranks) {
   if (ranks > 1) ctx.fillText(`rank ${ranks - 1}`, AXIS - 6, height);
 }
 
-const title = (samples) => (samples.at(-1)?.computed ? "Seconds of computing by rank" : "Seconds of a step by rank");
+const title = (samples) => (samples.length < 2 ? "" : samples.at(-1).computed ? "Seconds of computing by rank" : "Seconds of a step by rank");
 
 /** Where a time is, 0 to 1: the columns are as far apart as the samples. */
 function along(samples) {
@@ -51,11 +54,11 @@ function drawCells(ctx, samples, width, height) {
   const x = along(samples), cold = colour("cold"), hot = colour("bad");
   samples.forEach((sample, n) => {
     // A column shows its own peers: a slow job is no straggler.
-    const usual = median(sample.cells), left = AXIS + x(sample.at) * width;
-    const right = n + 1 < samples.length ? AXIS + x(samples[n + 1].at) * width : AXIS + width;
+    const usual = median(sample.cells), left = AXIS + Math.round(x(sample.at) * width);
+    const right = n + 1 < samples.length ? AXIS + Math.round(x(samples[n + 1].at) * width) : AXIS + width;
     const high = height / sample.cells.length;
     sample.cells.forEach((value, bin) => {
-      const place = [left, bin * high, Math.max(1, right - left) + 0.5, Math.max(1, high - 0.5)];
+      const place = [left, Math.round(bin * high), Math.max(1, right - left), Math.max(1, Math.round(high) - 1)];
       ctx.globalAlpha = value ? 1 : 0.15;
       ctx.fillStyle = cold;
       ctx.fillRect(...place);

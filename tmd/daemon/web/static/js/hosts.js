@@ -3,11 +3,12 @@
 import { chip, el, state, table } from "./dom.js";
 import { byName, count, grade, number } from "./format.js";
 
-const SHOWN = 50;
-const CALM = new Set(["active", "standby", "drained"]);
+const SHOWN = 16;
 const DRAINED = new Set(["draining", "drained", "leaving", "in reserve"]);
 
-const trouble = (host) => (CALM.has(host.role) ? 0 : 8) + grade(host.severity);
+/** What needs an eye comes first: silent hosts, drains under way, grave findings, then drained ones. */
+const EYES = { active: 0, standby: 0, drained: 1, "in reserve": 1, draining: 10, leaving: 10 };
+const trouble = (host) => (EYES[host.role] ?? 20) + 2 * grade(host.severity);
 
 /** Buttons that show the hosts of one role. */
 export function roles(hosts, chosen) {
@@ -48,7 +49,7 @@ function action(host) {
   }, undrain ? "Undrain" : "Drain");
 }
 
-const RANKS = 16;
+const RANKS = 8;
 
 /** Ranks, those that do not train first, and standbys. */
 export function rankTables(ranks, standbys) {
@@ -57,13 +58,12 @@ export function rankTables(ranks, standbys) {
   const calm = sorted.filter((rank) => !odd(rank)).length;
   return [
     el("p", { class: "soft" }, `${number(calm)} of ${count(ranks.length, "rank")} train without trouble`),
-    table(["rank", "host", "activity"], sorted.slice(0, RANKS).map((r) => [r, r.rank, r.host,
+    el("div", {}, el("h3", {}, "Ranks"), table(["rank", "host", "activity"], sorted.slice(0, RANKS).map((r) => [r, r.rank, r.host,
       [state(r.activity), r.behind ? ` ${count(r.behind, "step")} behind` : "", r.detail ? ` ${r.detail}` : ""]]),
-    (r) => r.rank),
-    el("h3", {}, "Standbys"),
-    table(["standby", "activity", "rehearsal"], standbys.slice(0, RANKS).map((s) => [s, s.worker,
+    (r) => r.rank)),
+    el("div", {}, el("h3", {}, "Standbys"), table(["standby", "activity", "rehearsal"], standbys.slice(0, RANKS).map((s) => [s, s.host,
       [state(s.activity), s.shadows === undefined ? "" : ` rank ${s.shadows}`],
       s.unfit ? el("span", { class: "problem" }, s.unfit) : s.rehearsed ? chip("rehearsed", "good") : "not yet"]),
-    (s) => s.worker),
+    (s) => s.worker)),
   ];
 }

@@ -25,7 +25,7 @@ function lane(plan, log, now) {
         el("span", { class: "soft" }, `${plan.id} · ${clock(startOf(plan))}`),
         el("span", { class: "space" }), chip(`${verdict[0]} · ${seconds(long)}`, verdict[1])),
       el("span", { class: "bar" }, parts(plan, end).map(([phase, length]) => el("span", {
-        class: phase, title: `${phase} ${seconds(length)}`, style: { "flex-grow": String(length + long / 12 + 0.001) },
+        class: phase, title: `${phase} ${seconds(length)}`, style: { "flex-grow": String(length + long / 8 + 0.001) },
       }, el("i", {}, `${phase} ${seconds(length)}`))))),
     evidence(plan, log));
 }

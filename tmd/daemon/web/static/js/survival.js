@@ -1,7 +1,7 @@
 // The answer that people come for: would the job survive a loss now?
 
 import { el } from "./dom.js";
-import { count, number, seconds } from "./format.js";
+import { count, decimal, number, seconds } from "./format.js";
 
 export const OUTLOOKS = {
   survives: ["Survives a loss now", "good"],
@@ -33,11 +33,11 @@ function facts(job, of) {
     fact("standbys", number(fit), standbys.filter(Boolean).join(", "), fit ? "" : "bad"),
     fact("hot", number(of.hot), of.hot ? `at most ${seconds(of.lag_s)} behind` : "none shadows a rank"),
     age ? fact("snapshot", seconds(age.seconds), `${count(age.behind, "step")} old, of step ${number(age.step)}`)
-      : fact("snapshot", "–", "none: kept only for a state that exists once"),
+      : fact("snapshot", "–", "none is complete"),
     fact("checkpoint", of.checkpoint === null || of.checkpoint === undefined ? "–" : number(of.checkpoint),
       of.checkpoint ? "newest complete step" : "none known"),
     fact("step", number(job.step ?? 0), job.step_s ? `${seconds(job.step_s)} each` : "no step yet"),
-    fact("loss", job.loss?.toFixed(4) ?? "–", "mean of all ranks"),
+    fact("loss", job.loss === undefined || job.loss === null ? "–" : decimal(job.loss), "mean of all ranks"),
   ];
 }
 
