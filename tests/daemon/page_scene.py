@@ -1,4 +1,4 @@
-"""A made-up cluster for the page: a job that survived a drain and a loss, and one that would not."""
+"""A made-up cluster for the page: a job after a drain and a loss, and one without standbys."""
 
 from __future__ import annotations
 

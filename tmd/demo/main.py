@@ -19,6 +19,7 @@ from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import ClusterSpec, LocalCluster
+from tmd.demo.page import new_page
 from tmd.demo.report import compare, events_of, median_step, read_trace
 from tmd.demo.screen import DemoScreen, print_report
 from tmd.demo.story import StoryTimes, play, run_golden
@@ -42,6 +43,9 @@ def demo(
             help="Run this training script instead. It must know --steps N and make N steps.",
         ),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the page, and print its address and token.")
+    ] = False,
 ) -> None:
     """Train a small GPT on five simulated hosts; drain one, kill another, compare the losses."""
     extras.need_trainer("tmd demo")
@@ -52,7 +56,7 @@ def demo(
     command = (*(own if script is None else (str(script),)), "--steps", str(steps))
     with tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
         try:
-            well, facts = asyncio.run(_run(console, Path(folder), command, steps))
+            well, facts = asyncio.run(_run(console, Path(folder), command, steps, web))
         except KeyboardInterrupt:
             console.print("interrupted; all processes have been stopped")
             raise typer.Exit(130) from None
@@ -73,12 +77,16 @@ def _failed(error: Exception) -> TmdError:
 
 
 async def _run(
-    console: Console, folder: Path, script: tuple[str, ...], steps: int
+    console: Console, folder: Path, script: tuple[str, ...], steps: int, web: bool
 ) -> tuple[bool, dict[str, object]]:
     with embedded.redis() as redis:
         console.print(f"Redis: {redis.kind}")
-        spec = ClusterSpec(folder, redis.url, "demo", ACTIVE, STANDBY, script)
+        page = new_page(ACTIVE[0], folder) if web else None
+        own = {page.host: page.config} if page else {}
+        spec = ClusterSpec(folder, redis.url, "demo", ACTIVE, STANDBY, script, own_config=own)
         async with LocalCluster(spec) as cluster:
+            if page:
+                console.print(page.sentence, highlight=False)
             with DemoScreen(console, steps) as screen:
                 times = await _watched(cluster, screen, steps)
             trace = read_trace(cluster.trace)

@@ -79,7 +79,7 @@ async def run_golden(
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
     environment |= {"TMD_TRACE": str(trace), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes: list[Process] = []
     with log.open("wb") as output:
         try:
@@ -104,7 +104,8 @@ async def run_golden(
         raise RuntimeError(f"the undisturbed run failed {codes}:\n{text[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
