@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tests.core.clusters import STEP, Scene
 from tests.values import plan
-from tmd.core.planning.survival import Outlook, SnapshotAge, survival
+from tmd.core.planning.survival import LossOutlook, SnapshotAge, survival
 from tmd.core.values.checkpoints import SavedCheckpoint
 from tmd.core.values.model import Activity, JobState, Phase, Rehearsal, ShadowStatus
 from tmd.core.values.requests import DrainRequest
@@ -45,7 +45,7 @@ def unique(scene, *steps):
 def test_a_job_with_a_rehearsed_standby_survives():
     seen = found(rehearsed())
 
-    assert (seen.outlook, seen.rehearsed) == (Outlook.SURVIVES, 1)
+    assert (seen.outlook, seen.rehearsed) == (LossOutlook.SURVIVES, 1)
     assert seen.sentence == (
         "1 rehearsed standby could take a rank; the state comes from a replica"
     )
@@ -54,7 +54,7 @@ def test_a_job_with_a_rehearsed_standby_survives():
 def test_a_standby_that_has_not_rehearsed_makes_it_likely_only():
     seen = found(Scene(2, standbys=2))
 
-    assert (seen.outlook, seen.rehearsed, seen.unrehearsed) == (Outlook.LIKELY, 0, 2)
+    assert (seen.outlook, seen.rehearsed, seen.unrehearsed) == (LossOutlook.LIKELY, 0, 2)
     assert "2 standbys could take a rank, but none has rehearsed" in seen.sentence
 
 
@@ -65,7 +65,7 @@ def test_one_rank_that_no_standby_fits_is_enough_to_halt():
     scene.says("s0", Activity.STANDBY, rehearsed=(*REHEARSED, refused))
     seen = found(scene)
 
-    assert seen.outlook is Outlook.HALTS
+    assert seen.outlook is LossOutlook.HALTS
     assert "no standby could take rank 1" in seen.sentence
     assert "other shapes" in seen.sentence
 
@@ -78,18 +78,18 @@ def test_a_rank_that_only_an_unrehearsed_standby_can_take_makes_it_likely_only()
     scene.says("s1", Activity.STANDBY)
     seen = found(scene)
 
-    assert seen.outlook is Outlook.LIKELY
+    assert seen.outlook is LossOutlook.LIKELY
     assert "rank 1" in seen.sentence
 
 
 def test_a_drained_standby_does_not_count():
-    assert found(rehearsed(), drains=(DrainRequest("s0", "r"),)).outlook is Outlook.HALTS
+    assert found(rehearsed(), drains=(DrainRequest("s0", "r"),)).outlook is LossOutlook.HALTS
 
 
 def test_a_pause_halts_a_job_that_could_survive():
     seen = found(rehearsed(), paused=True)
 
-    assert seen.outlook is Outlook.HALTS
+    assert seen.outlook is LossOutlook.HALTS
     assert "paused" in seen.sentence
 
 
@@ -98,7 +98,7 @@ def test_a_unique_state_without_a_snapshot_halts():
     unique(scene)
     seen = found(scene)
 
-    assert (seen.outlook, seen.snapshot) == (Outlook.HALTS, None)
+    assert (seen.outlook, seen.snapshot) == (LossOutlook.HALTS, None)
     assert "the state of ranks 0-1 exists once" in seen.sentence
 
 
@@ -108,7 +108,7 @@ def test_a_snapshot_says_what_a_loss_repeats():
     unique(scene, STEP - 5, STEP - 3)
     seen = found(scene)
 
-    assert seen.outlook is Outlook.SURVIVES
+    assert seen.outlook is LossOutlook.SURVIVES
     assert seen.snapshot == SnapshotAge(step=STEP - 3, behind=3, seconds=6.0)
     assert "repeats 3 steps, 6.0 s" in seen.sentence
 
@@ -137,7 +137,7 @@ def test_during_a_plan_the_answer_is_open(phase):
     )
     seen = found(scene)
 
-    assert seen.outlook is Outlook.MOVING
+    assert seen.outlook is LossOutlook.MOVING
     assert "job-7" in seen.sentence
 
 
@@ -146,7 +146,7 @@ def test_a_job_that_does_not_run_replaces_no_rank(state):
     scene = rehearsed()
     scene.record = structs.replace(scene.record, state=state)
 
-    assert found(scene).outlook is Outlook.ENDED
+    assert found(scene).outlook is LossOutlook.ENDED
 
 
 def test_a_host_of_another_version_leaves_the_answer_open():
@@ -154,6 +154,6 @@ def test_a_host_of_another_version_leaves_the_answer_open():
     holding = found(rehearsed(), unread=("h0",))
     other = found(Scene(2), unread=("x",))
 
-    assert (holding.outlook, other.outlook) == (Outlook.UNKNOWN, Outlook.UNKNOWN)
+    assert (holding.outlook, other.outlook) == (LossOutlook.UNKNOWN, LossOutlook.UNKNOWN)
     assert "h0" in holding.sentence
     assert "x may have standbys" in other.sentence

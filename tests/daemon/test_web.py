@@ -18,8 +18,9 @@ from tests.values import alert
 from tmd.config import Log
 from tmd.core.alerts import store_health
 from tmd.core.planning.election import Lease
+from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import ConfigError
-from tmd.core.values.model import Activity, HostStatus, Severity
+from tmd.core.values.model import Activity, HostStatus, Severity, State
 from tmd.daemon import logs
 from tmd.daemon.bus import state_of
 from tmd.daemon.counters import AlertCounter, JobCounter
@@ -317,6 +318,19 @@ async def test_operators_requests_are_those_of_the_command_line(served, record):
         ("h2", True, "me", drained[1]["drain"]["id"])
     ]
     assert (view.paused, after.paused, after.drains) == (True, False, ())
+
+
+async def test_resuming_closes_the_breaker_as_the_command_line_does(served):
+    """The banner of the page offers it, and the alert of the breaker is cleared."""
+    client = served.store.client()
+    await client.set_breaker(Breaker(open=True, reason="too much", at=1.0))
+    status, _ = await served.post("/v1/resume")
+    breaker = (await client.snapshot()).breaker
+    ((_, cleared),) = await client.alerts("", limit=10)
+
+    assert status == 200
+    assert (breaker.open, breaker.reason, breaker.by) == (False, "too much", "http 127.0.0.1")
+    assert (cleared.code, cleared.host, cleared.state) == ("breaker.open", "h1", State.CLEARED)
 
 
 @pytest.mark.parametrize("verb", ["drain", "undrain", "pause", "resume"])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 LINGER_S = 10.0
@@ -39,12 +40,20 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
-def assert_leaves_nothing(folder: Path, *arguments: str, interrupted_at: str, by: int) -> None:
+def assert_leaves_nothing(
+    folder: Path,
+    *arguments: str,
+    interrupted_at: str,
+    by: int,
+    look: Callable[[str], None] = lambda _: None,
+) -> None:
     """Start the command, send it the signal ``by`` once it says ``interrupted_at``: it ends as one
-    that was interrupted, and so does all that it has started."""
+    that was interrupted, and so does all that it has started. ``look`` gets each line until then.
+    """
     run = start(folder, *arguments)
     assert run.stdout is not None
     for line in run.stdout:
+        look(line)
         if interrupted_at in line:
             break
     run.send_signal(by)

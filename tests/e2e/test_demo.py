@@ -39,27 +39,22 @@ def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: P
 
 @pytest.mark.parametrize("number", [signal.SIGINT, thorough(signal.SIGKILL)])
 def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
-    """Ctrl-C while it trains, and even kill -9."""
-    assert_leaves_nothing(short, *DEMO, interrupted_at="training", by=number)
+    """Ctrl-C while it trains, and even kill -9. Until then it can be watched on the page, at the
+    address that it prints."""
+    lines: list[str] = []
+    jobs: list[str] = []
 
-
-def test_the_demo_can_be_watched_on_the_page(short: Path) -> None:
-    """At the address that it prints, which tells of the demo's cluster; Ctrl-C ends all."""
-    demo = start(short, *DEMO, "--web")
-    assert demo.stdout is not None
-    lines = (re.search(r"page: (http://127.0.0.1:\d+/)   token: \w{32}", t) for t in demo.stdout)
-    address = next(found[1] for found in lines if found)
-    for line in demo.stdout:
+    def look(line: str) -> None:
+        lines.append(line)
         if "training" in line:
-            break
-    with urllib.request.urlopen(f"{address}v1/state", timeout=10) as answer:
-        state = json.load(answer)
-    demo.send_signal(signal.SIGINT)
-    demo.communicate(timeout=60)
+            text = "".join(lines)
+            (address,) = re.findall(r"page: (http://127.0.0.1:\d+/) +token: \w{32}", text)
+            with urllib.request.urlopen(f"{address}v1/state", timeout=10) as answer:
+                jobs.extend(record["job"] for record in json.load(answer)["jobs"])
 
-    assert [record["job"] for record in state["jobs"]] == ["demo"]
-    assert demo.returncode == 130
-    assert left_behind(short) == []
+    assert_leaves_nothing(short, *DEMO, "--web", interrupted_at="training", by=number, look=look)
+
+    assert jobs == ["demo"]
 
 
 def test_a_script_that_fails_in_the_demo_is_shown(tmp_path: Path, short: Path) -> None:

@@ -138,17 +138,11 @@ def pause(config: ConfigOption = None) -> None:
 
 def resume(config: ConfigOption = None) -> None:
     """End a pause, and close the circuit breaker."""
-    from tmd.core.values.breaker_state import Breaker
-    from tmd.daemon.policy_runner import breaker_alert
+    from tmd.daemon.policy_runner import resumed
 
     async def ask(store: RedisStore, settings: Settings) -> None:
-        before = (await store.snapshot()).breaker
-        if before.open:
-            breaker = Breaker(reason=before.reason, at=time.time(), by=user())
-            await store.set_breaker(breaker)
-            await store.publish_alert(breaker_alert(breaker, settings.host.name))
+        if await resumed(store, user(), settings.host.name):
             say("circuit breaker closed")
-        await store.set_paused(False)
         say("resumed")
 
     with_store(config, ask)

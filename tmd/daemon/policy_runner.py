@@ -117,6 +117,17 @@ async def guarded(view: ClusterView, store: Store, holder: str, rules: BreakerRu
     return structs.replace(view, breaker=breaker)
 
 
+async def resumed(store: Store, by: str, host: str) -> bool:
+    """End a pause, and close the circuit breaker, which ``host`` publishes; whether it was open."""
+    before = (await store.snapshot()).breaker
+    if before.open:
+        breaker = Breaker(reason=before.reason, at=time.time(), by=by)
+        await store.set_breaker(breaker)
+        await store.publish_alert(breaker_alert(breaker, host))
+    await store.set_paused(False)
+    return before.open
+
+
 def breaker_alert(breaker: Breaker, host: str) -> Alert:
     """The alert that ``host`` opened or closed the breaker."""
     closed = f"closed by {breaker.by or 'unknown'}: {breaker.reason}"

@@ -17,7 +17,7 @@ from tmd.core.values.snapshots import newest_whole
 from tmd.core.values.view_checks import left_alone
 
 
-class Outlook(StrEnum):
+class LossOutlook(StrEnum):
     """What the next loss would do to a job."""
 
     SURVIVES = "survives"  # a rehearsed standby takes any rank, and its state is there
@@ -41,7 +41,7 @@ class SnapshotAge(Struct, frozen=True):
 class Survival(Struct, frozen=True):
     """Whether a job would survive the loss of a rank now, and what that depends on."""
 
-    outlook: Outlook
+    outlook: LossOutlook
     sentence: str
     rehearsed: int = 0
     unrehearsed: int = 0
@@ -79,42 +79,45 @@ def survival(view: ClusterView, record: JobRecord) -> Survival:
 
 def _outlook(
     view: ClusterView, record: JobRecord, ready: Readiness, snapshot: SnapshotAge | None
-) -> tuple[Outlook, str]:
+) -> tuple[LossOutlook, str]:
     if record.state is not JobState.RUNNING:
-        return Outlook.ENDED, f"the job is {record.state.value}: no rank is replaced any more"
+        return LossOutlook.ENDED, f"the job is {record.state.value}: no rank is replaced any more"
     if why := left_alone(record, view):
-        return Outlook.UNKNOWN, f"nothing is decided about the job: {why}"
+        return LossOutlook.UNKNOWN, f"nothing is decided about the job: {why}"
     plan = record.plan
     if plan is not None and is_live(plan):
-        return Outlook.MOVING, f"plan {plan.id} is under way, in phase {plan.phase.value}"
+        return LossOutlook.MOVING, f"plan {plan.id} is under way, in phase {plan.phase.value}"
     if view.paused:
-        return Outlook.HALTS, "an operator has paused new plans: a loss waits for 'tmd resume'"
+        return LossOutlook.HALTS, "an operator has paused new plans: a loss waits for 'tmd resume'"
     if view.unread and ready.open_ranks:
-        return Outlook.UNKNOWN, f"{', '.join(view.unread)} may have standbys: update tmd there"
+        return LossOutlook.UNKNOWN, f"{', '.join(view.unread)} may have standbys: update tmd there"
     gap = unprotected(view, record)
     if gap is not None:
-        return Outlook.HALTS, gap.sentence
+        return LossOutlook.HALTS, gap.sentence
     unique = _unique(record, view.workers(record.job))
     if unique and snapshot is None:
         exists = f"the state of {_ranks(unique)} exists once and no snapshot of it is complete"
-        return Outlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
+        return LossOutlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
     return _with_standbys(ready, _untried(view, record), unique, snapshot)
 
 
 def _with_standbys(
     ready: Readiness, untried: tuple[int, ...], unique: tuple[int, ...], age: SnapshotAge | None
-) -> tuple[Outlook, str]:
+) -> tuple[LossOutlook, str]:
     repeats = "the state comes from a replica"
     if unique and age is not None:
         steps = _number(age.behind, "step")
         repeats = f"a loss among {_ranks(unique)} repeats {steps}, {age.seconds:.1f} s"
     if not ready.rehearsed:
         standbys = _number(ready.unrehearsed, "standby")
-        return Outlook.LIKELY, f"{standbys} could take a rank, but none has rehearsed; {repeats}"
+        return (
+            LossOutlook.LIKELY,
+            f"{standbys} could take a rank, but none has rehearsed; {repeats}",
+        )
     if untried:
-        return Outlook.LIKELY, f"no standby has rehearsed {_ranks(untried)}; {repeats}"
+        return LossOutlook.LIKELY, f"no standby has rehearsed {_ranks(untried)}; {repeats}"
     standbys = _number(ready.rehearsed, "rehearsed standby")
-    return Outlook.SURVIVES, f"{standbys} could take a rank; {repeats}"
+    return LossOutlook.SURVIVES, f"{standbys} could take a rank; {repeats}"
 
 
 def _untried(view: ClusterView, record: JobRecord) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from tmd.core.values.decode_errors import UNREADABLE, brief
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.view_checks import unknown_host
+from tmd.daemon.policy_runner import resumed
 from tmd.daemon.web.guard import RequestHeaders, RequestProblem, refusal
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
@@ -67,17 +68,16 @@ async def undrain(request: web.Request) -> web.Response:
 
 
 async def pause(request: web.Request) -> web.Response:
-    return await _set_paused(request, True)
+    await _admitted(request, Nothing)
+    await request.app[PARTS].store.set_paused(True)
+    return answer({"paused": True})
 
 
 async def resume(request: web.Request) -> web.Response:
-    return await _set_paused(request, False)
-
-
-async def _set_paused(request: web.Request, paused: bool) -> web.Response:
     await _admitted(request, Nothing)
-    await request.app[PARTS].store.set_paused(paused)
-    return answer({"paused": paused})
+    parts = request.app[PARTS]
+    await resumed(parts.store, f"http {request.remote}", parts.local().status.host)
+    return answer({"paused": False})
 
 
 async def _admitted(request: web.Request, kind: type[T]) -> T:

@@ -1,6 +1,7 @@
 // What the daemon sends: all rows once, from then on what changes, and every alert.
 
 const HOUR_MS = 3600e3;
+const AGAIN_MS = 3000;
 const LOGGED = 300;
 const SAMPLES = 300;
 
@@ -18,10 +19,15 @@ export class Feed {
   }
 
   open() {
+    this.log = [];
     // Cursors of the alert stream begin with milliseconds.
     const source = new EventSource(`v1/page?after=${Date.now() - HOUR_MS}`);
     const on = (kind, take) => source.addEventListener(kind, (e) => take(e.data && JSON.parse(e.data)));
-    source.addEventListener("error", () => this.say("the daemon does not answer; trying again", "bad"));
+    source.addEventListener("error", () => {
+      this.say("the daemon does not answer; trying again", "bad");
+      // A browser gives up after a refusal, such as that of a daemon with too many streams.
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.open(), AGAIN_MS);
+    });
     on("away", ({ away }) => this.say(away, "bad"));
     on("alert", (alert) => this.heard(alert));
     on("whole", (whole) => {
