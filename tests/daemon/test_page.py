@@ -164,6 +164,27 @@ async def test_one_change_among_10000_hosts_sends_as_much_as_among_ten():
     assert len(json.dumps(many)) == len(json.dumps(few))
 
 
+async def test_10000_hosts_are_counted_by_role_and_found_by_name():
+    """The browser shows a few rows, and a change reaches it."""
+    store = await crowd(MANY)
+    async with (
+        serving(store) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/") as watched,
+    ):
+        page = watched.page
+        await page.get_by_role("button", name="active 10,002").wait_for()
+        rows = await page.locator("#hosts tbody tr").count()
+        await page.locator("#filter").fill("n7777")
+        await page.locator("#hosts tbody tr").nth(1).wait_for(state="detached")
+        status = HostStatus("n7777", "i", alerts=(alert(id="n7777-1", host="n7777"),))
+        await store.client().put_host(status, ttl_s=1e9, wake=False)
+        await page.locator("#hosts tbody tr", has_text="1 warning").wait_for()
+
+    assert rows <= 20
+    assert watched.complaints == []
+
+
 async def test_what_disappears_and_what_comes_back_are_sent():
     """A drain that is withdrawn, a job that is gone, Redis that was away."""
     store = await crowd(3)

@@ -18,6 +18,7 @@ from tmd.core.values.model import (
     Activity,
     Alert,
     ClusterView,
+    Exit,
     HostStatus,
     JobRecord,
     MigrationPlan,
@@ -211,8 +212,9 @@ def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
         yield f"rank/{job}/{rank}", _rank(job, rank, member.host, members[rank], step)
     yield from _standbys(view, record)
     plans = {p.id: p for p in (*record.history, record.plan) if p is not None}
+    exits = view.exits(job)
     for plan in plans.values():
-        yield f"plan/{job}/{plan.id}", _plan(view, job, plan)
+        yield f"plan/{job}/{plan.id}", _plan(job, plan, exits)
 
 
 def _rank(job: str, rank: int, host: str, status: WorkerStatus | None, step: int) -> RankRow:
@@ -253,8 +255,7 @@ def _standbys(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]
         )
 
 
-def _plan(view: ClusterView, job: str, plan: MigrationPlan) -> PlanRow:
-    exits = view.exits(job)
+def _plan(job: str, plan: MigrationPlan, exits: dict[str, Exit]) -> PlanRow:
     moves = [(m.rank, m.leaver.host, m.joiner.host if m.joiner else "") for m in plan.moves]
     return PlanRow(
         job=job,

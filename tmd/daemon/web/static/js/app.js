@@ -4,7 +4,7 @@ import { ask, askToken, watchActions } from "./actions.js";
 import { alerts } from "./alerts.js";
 import { charts } from "./charts.js";
 import { byId, show } from "./dom.js";
-import { Feed } from "./feed.js";
+import { Feed, KINDS } from "./feed.js";
 import { byName } from "./format.js";
 import { heat, watchHeat } from "./heat.js";
 import { hostTable, matching, rankTables, roles } from "./hosts.js";
@@ -13,7 +13,6 @@ import { ledger } from "./ledger.js";
 import { banners, jobTabs, OUTLOOKS, survival } from "./survival.js";
 
 const chosen = { job: "", role: "all", filter: "" };
-const ALL = ["link", "cluster", "job", "host", "plan", "alert", "log", "sample", "rank", "standby"];
 const dirty = new Set();
 let drawing = false;
 
@@ -90,7 +89,7 @@ const ACTS = {
   help: () => byId("help").showModal(),
   close: (_, button) => button.closest("dialog").close(),
   role: ({ role }) => { chosen.role = role; draw(["host"]); },
-  job: ({ job }) => { chosen.job = job; draw(ALL); },
+  job: ({ job }) => { chosen.job = job; draw(KINDS); },
 };
 
 const KEYS = {

@@ -1,6 +1,8 @@
 // What the daemon sends: all rows once, from then on what changes, and every alert.
 
 const HOUR_MS = 3600e3;
+/** All that can change: kinds of rows, and what is no row. */
+export const KINDS = ["link", "cluster", "job", "host", "plan", "alert", "log", "sample", "rank", "standby"];
 const AGAIN_MS = 3000;
 const LOGGED = 300;
 const SAMPLES = 300;
@@ -34,6 +36,7 @@ export class Feed {
       this.rows.clear();
       this.samples.clear();
       this.take(whole);
+      this.changed(new Set(KINDS));
     });
     on("delta", (delta) => this.take(delta));
   }

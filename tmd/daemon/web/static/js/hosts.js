@@ -20,7 +20,7 @@ export function roles(hosts, chosen) {
   return [...counts].map(([role, n]) => el("button", {
     type: "button", "data-key": role, "data-act": "role", "data-role": role,
     "aria-pressed": String(role === chosen), class: `role ${role.replaceAll(" ", "-")}`,
-  }, role, el("b", {}, number(n))));
+  }, role, " ", el("b", {}, number(n))));
 }
 
 export function matching(hosts, chosen, text) {

@@ -36,7 +36,7 @@ function facts(job, of) {
       : fact("snapshot", "–", "none is complete"),
     fact("checkpoint", of.checkpoint === null || of.checkpoint === undefined ? "–" : number(of.checkpoint),
       of.checkpoint ? "newest complete step" : "none known"),
-    fact("step", number(job.step ?? 0), job.step_s ? `${seconds(job.step_s)} each` : "no step yet"),
+    fact("step", number(job.step ?? 0), job.step_s ? `${seconds(job.step_s)} each` : "pace not known"),
     fact("loss", job.loss === undefined || job.loss === null ? "–" : decimal(job.loss), "mean of all ranks"),
   ];
 }
