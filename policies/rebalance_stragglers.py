@@ -66,17 +66,21 @@ class RebalanceStragglers(Policy):
     Config: ClassVar[type[PolicyConfig]] = RebalanceStragglersConfig
 
     def decide(self, view: ClusterView) -> Sequence[Verdict]:
+        hosts = {host.host: host for host in view.hosts}
         return [
             verdict
             for record in view.jobs
             if record.state is JobState.RUNNING
+            for workers in [view.workers(record.job)]
             for member in record.membership.members
-            if (verdict := self._judged(view, record, member)) is not None
+            if (host := hosts.get(member.host)) and (status := workers.get(member.worker))
+            if (verdict := self._judged(record, member, host, status)) is not None
         ]
 
-    def _judged(self, view: ClusterView, record: JobRecord, member: Member) -> Verdict | None:
-        host, status = view.host(member.host), view.workers(record.job).get(member.worker)
-        if host is None or status is None or status.pace is None or status.pace.slow_since is None:
+    def _judged(
+        self, record: JobRecord, member: Member, host: HostStatus, status: WorkerStatus
+    ) -> Verdict | None:
+        if status.pace is None or status.pace.slow_since is None:
             return None
         cost, pace, slow = self._cost(record), status.pace, _slow(host)
         if member.worker not in slow or pace.lost_s < cost:
