@@ -28,7 +28,7 @@ def test_the_costs_of_the_benchmarks_are_those_in_their_results() -> None:
         "step_s": figures["tmd: median step"]["median"],
         "restart_s": figures["torchrun: downtime after kill -9"]["median"],
         "warm_s": figures["tmd: downtime after kill -9"]["median"],
-        "hot_s": hot["figures"]["hot 10M"]["downtime_s"]["median"],
+        "hot_s": hot["figures"]["hot 10M"]["set_back_s"]["median"],
         "move_s": figures["tmd: pause of a drain"]["median"],
         "prepare_s": median(drains),
         "resize_s": peers["figures"]["downtime_s"]["median"],

@@ -45,11 +45,18 @@ def test_a_checkpoint_that_costs_nothing_is_taken_after_each_step() -> None:
     assert found == {"repeated_steps": 4.0, "restart": 400.0}
 
 
-def test_a_standby_costs_the_step_and_its_take_over() -> None:
+def test_a_standby_costs_its_take_over_and_a_warm_one_the_step() -> None:
     warm, hot = (played(k, 1, fault(AT, place=3)) for k in (Kind.WARM, Kind.HOT))
 
     assert lost_s(warm) == {"interrupted_step": 4.0, "failover": 20.0}
-    assert lost_s(hot) == {"interrupted_step": 4.0, "failover": 5.0}
+    assert lost_s(hot) == {"failover": 5.0}
+
+
+def test_a_hot_standby_of_a_replica_saves_no_step() -> None:
+    """It follows rank 3, and rank 0 is lost."""
+    found = played(Kind.HOT, 1, fault(AT, place=0))
+
+    assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0}
 
 
 def test_a_shadow_that_is_not_yet_in_step_is_a_warm_standby() -> None:
@@ -83,7 +90,7 @@ def test_a_hot_standby_keeps_a_unique_state() -> None:
     """Nothing is rolled back if it follows the lost rank."""
     found = played(Kind.HOT, 1, fault(AT + 30, place=3), asked=study(replica_hosts=4))
 
-    assert lost_s(found) == {"interrupted_step": 4.0, "failover": 5.0}
+    assert lost_s(found) == {"failover": 5.0}
 
 
 def test_two_neighbours_at_once_cost_a_unique_state_and_the_job_restarts() -> None:

@@ -113,13 +113,9 @@ class Cluster:
         return self.runs(host) and any(m.host == host for m in members)
 
     def follows(self, host: str, rank: int) -> bool:
-        """Whether the standby on ``host`` has the state of ``rank``, or of a replica of it."""
+        """Whether the standby on ``host`` follows ``rank`` itself, not a replica of it."""
         shadow = shadow_of(self._now, host)
-        return (
-            shadow is not None
-            and shadow.verified is not None
-            and shadow.rank in self._now.replicas(rank)
-        )
+        return shadow is not None and shadow.verified is not None and shadow.rank == rank
 
     # --- what happens -----------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ class Costs(Struct, frozen=True):
     warm_s: float
     """A loss that a warm standby takes over, beyond the step that is repeated."""
     hot_s: float
-    """The same for a hot standby of the lost rank or of a replica of it."""
+    """A loss that the hot standby of the lost rank takes over: the step goes on."""
     move_s: float
     """The pause of a planned move."""
     prepare_s: float

@@ -82,17 +82,18 @@ class StandingBy:
         record, plan = self._cluster.record, self._cluster.plan
         if record.state is JobState.FAILED:
             return self._restarted(now, (Loss(Cause.REPEATED_STEPS, work.unsaved_s),))
-        interrupted = Loss(Cause.INTERRUPTED_STEP, work.in_step_s)
+        interrupted = (Loss(Cause.INTERRUPTED_STEP, work.in_step_s),)
         if plan is None or plan.phase is not Phase.SYNC:
             self._stands = Cause.HOLD
-            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=(interrupted,))
+            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=interrupted)
         joiners = [(m.rank, m.joiner) for m in plan.moves if m.joiner is not None]
         hot = all(self._cluster.follows(joiner.host, rank) for rank, joiner in joiners)
-        lasts = self._costs.hot_s if hot and plan.rollback is None else self._costs.warm_s
+        self._stands = Cause.FAILOVER
+        if hot and plan.rollback is None:  # the step goes on
+            return Turn(Event.STANDS, self._costs.hot_s, Cause.FAILOVER)
         back = (work.steps - (plan.resume or 0)) * self._costs.step_s
         repeated = Loss(Cause.REPEATED_STEPS, max(0.0, back))
-        self._stands = Cause.FAILOVER
-        return Turn(Event.STANDS, lasts, Cause.FAILOVER, (interrupted, repeated))
+        return Turn(Event.STANDS, self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated))
 
     def _restarted(self, now: float, losses: tuple[Loss, ...]) -> Turn:
         enough = self._cluster.restart()
