@@ -13,6 +13,15 @@ from tmd.daemon.store import RedisStore
 from tmd.testing import MemoryStore
 
 
+URLS = {
+    "redis": "redis_url",
+    "guarded redis": "guarded_url",
+    "guarded valkey": "valkey_url",
+    "fakeredis": "fake_url",
+}
+"""Fixture of each server that must serve a store."""
+
+
 @pytest.fixture(scope="session")
 def fake_url():
     """fakeredis behind TCP: the demo's last resort must pass the same tests."""
@@ -28,6 +37,13 @@ def guarded_url(redis_binary, tmp_path_factory):
         yield member_url(port)
 
 
+@pytest.fixture(scope="session")
+def valkey_url(valkey_binary, tmp_path_factory):
+    """A Valkey where members may do only what the shipped ACL allows."""
+    with guarded(valkey_binary, tmp_path_factory.mktemp("valkey")) as port:
+        yield member_url(port)
+
+
 @pytest.fixture
 def redis(redis_binary, tmp_path):
     """A Redis of the test's own, which it may kill."""
@@ -36,7 +52,7 @@ def redis(redis_binary, tmp_path):
         yield server
 
 
-@pytest.fixture(params=["memory", "redis", "guarded redis", "fakeredis"])
+@pytest.fixture(params=["memory", "redis", "guarded redis", "guarded valkey", "fakeredis"])
 async def clients(request):
     """A function that opens connections to one fresh store."""
     opened = []
@@ -44,8 +60,7 @@ async def clients(request):
         memory = MemoryStore()
         opener = memory.client
     else:
-        fixtures = {"redis": "redis_url", "guarded redis": "guarded_url", "fakeredis": "fake_url"}
-        url = request.getfixturevalue(fixtures[request.param])
+        url = request.getfixturevalue(URLS[request.param])
         cluster = f"t{os.urandom(4).hex()}"
 
         def opener():
