@@ -260,7 +260,7 @@ def test_every_generated_part_stands_on_one_page() -> None:
 
 def test_every_figure_of_the_readme_is_measured() -> None:
     """The medians in the README's table are those of the results."""
-    shown = re.search(r"## Three figures\n(.*?)\n!\[", README, re.S)
+    shown = re.search(r"## Four figures\n(.*?)\n!\[", README, re.S)
     medians = {
         f"{figures.facts(row)['median']:.2f} s"
         for row in (
@@ -268,11 +268,13 @@ def test_every_figure_of_the_readme_is_measured() -> None:
             figures.Row("", "pause", ("shadow 10M", "pause_s")),
             figures.Row("", "pause", ("shadow 10M", "median_step_s")),
             figures.Row("", "restart", ("torchrun 10M", "pause_s")),
+            figures.Row("", "hot", ("hot 10M", "set_back_s")),
+            figures.Row("", "hot", ("repeat 10M", "set_back_s")),
         )
     }
 
     assert shown is not None
-    assert len(re.findall(r"-?[\d.]+ s\b", shown[1])) == 7
+    assert len(re.findall(r"-?[\d.]+ s\b", shown[1])) == 9
     assert set(re.findall(r"-?[\d.]+ s\b", shown[1])) - medians == set()
 
 

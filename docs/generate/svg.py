@@ -161,15 +161,14 @@ def lanes(
         for span in spans:
             x, high = place(span.begin), y + 10 + names.index(span.lane) * step
             parts.append(box(x, high, max(place(span.end) - x, 0.5), 18, span.fill, PAPER))
-            if span.words:
+            if span.words and place(span.end) - x > 8 * len(span.words):
                 middle = (x + place(span.end)) / 2
                 parts.append(text(middle, high + 13, span.words, size=10, at="middle"))
         y += 10 + len(names) * step + 36
-        parts.append(line(place(0), top + 4, place(0), y - 40, ink=INK, dash="4 3"))
-        parts.append(text(place(0), top, mark, size=11, at="middle"))
-    for tenth in range(math.ceil(10 * least), math.floor(10 * most) + 1, 2):
-        shown = f"{tenth / 10:g} s"
-        parts.append(text(place(tenth / 10), y - 18, shown, size=11, at="middle", ink=FAINT))
+        parts.append(line(place(0), top + 6, place(0), y - 32, ink=INK, dash="4 3"))
+    for fifth in range(math.ceil(5 * least), math.floor(5 * most) + 1):
+        shown, ink = (f"{fifth / 5:g} s", FAINT) if fifth else (mark, INK)
+        parts.append(text(place(fifth / 5), y - 18, shown, size=11, at="middle", ink=ink))
     parts.append(text(12, y + 6, unit, size=11, ink=FAINT))
     return document(width, y + 18, parts, title)
 
