@@ -12,7 +12,6 @@ from tmd import embedded
 from tmd.daemon.store import RedisStore
 from tmd.testing import MemoryStore
 
-
 URLS = {
     "redis": "redis_url",
     "guarded redis": "guarded_url",

@@ -97,7 +97,7 @@ return string.match(redis.call('GETRANGE', KEYS[1], 0, 999), '^(.*)|%d+$') or ''
 PUT_JOB = (
     _CHECKED
     + """
--- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record
+-- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record, its seal
 local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
 local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
 if not fence or not stored then
@@ -109,7 +109,8 @@ end
 if stored ~= tonumber(ARGV[4]) then
   return {'conflict', string.format('%.0f', stored)}
 end
-redis.call('HSET', KEYS[1], 'fence', ARGV[3], 'revision', ARGV[5], 'record', ARGV[6])
+redis.call('HSET', KEYS[1], 'fence', ARGV[3], 'revision', ARGV[5], 'record', ARGV[6],
+  'seal', ARGV[7])
 redis.call('SADD', KEYS[2], ARGV[2])
 return {'ok', ARGV[5]}
 """
@@ -118,7 +119,7 @@ return {'ok', ARGV[5]}
 RESTORE_JOB = (
     _CHECKED
     + """
--- KEYS job, jobs   ARGV prefix, name, lease epoch, revision, record
+-- KEYS job, jobs   ARGV prefix, name, lease epoch, revision, record, its seal
 local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
 local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
 if not stored or not fence then
@@ -128,7 +129,8 @@ if stored >= tonumber(ARGV[4]) then
   return 0
 end
 fence = string.format('%.0f', math.max(fence, tonumber(ARGV[3])))
-redis.call('HSET', KEYS[1], 'fence', fence, 'revision', ARGV[4], 'record', ARGV[5])
+redis.call('HSET', KEYS[1], 'fence', fence, 'revision', ARGV[4], 'record', ARGV[5],
+  'seal', ARGV[6])
 redis.call('SADD', KEYS[2], ARGV[2])
 redis.call('PUBLISH', ARGV[1] .. 'wake', 'all')
 return 1
@@ -136,17 +138,23 @@ return 1
 )
 
 _RECORDS = """
--- Name, revision, fence and record of each job, in turn.
+-- Name, revision, fence, seal and record of each job, in turn; no record that the caller has read
+-- with the same revision, fence and seal. A record may have a megabyte, and every host reads all of
+-- them each second.
 local function jobs(key)
-  local found = {}
+  local found, known = {}, {}
+  for n = 2, #ARGV, 2 do known[ARGV[n]] = ARGV[n + 1] end
   for _, name in ipairs(redis.call('SMEMBERS', key)) do
-    local place = ARGV[1] .. 'job:' .. name
-    local record = is_name(name) and field(place, 'record')
-    if record then
-      for _, each in ipairs({name, field(place, 'revision') or '', field(place, 'fence') or ''}) do
-        table.insert(found, each)
+    if is_name(name) then
+      local place, mark = ARGV[1] .. 'job:' .. name, {}
+      for n, each in ipairs({'revision', 'fence', 'seal'}) do mark[n] = field(place, each) or '' end
+      local same = known[name] == table.concat(mark, ' ')
+      local record = not same and field(place, 'record')
+      if same or record then
+        for _, each in ipairs({name, mark[1], mark[2], mark[3], record}) do
+          table.insert(found, each)
+        end
       end
-      table.insert(found, record)
     end
   end
   return found
@@ -157,7 +165,7 @@ JOBS = (
     _CHECKED
     + _RECORDS
     + """
--- KEYS jobs   ARGV prefix
+-- KEYS jobs   ARGV prefix; name, and revision, fence and seal, of each known record
 return jobs(KEYS[1])
 """
 )
@@ -166,7 +174,7 @@ SNAPSHOT = (
     _CHECKED
     + _RECORDS
     + """
--- KEYS hosts, jobs, drains, rehearsals, paused, breaker   ARGV prefix
+-- KEYS hosts, jobs, drains, rehearsals, paused, breaker   ARGV as for the records alone
 local hosts = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local status = is_name(name) and value(ARGV[1] .. 'host:' .. name)

@@ -3,8 +3,9 @@
 Every change is one Lua script (:mod:`tmd.daemon.lua`). Values are sealed JSON
 (:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and only members can write them.
 A forged request, host status or alert is ignored; a forged record or breaker stops decisions, since
-doing less is the only safe reaction. The client never retries by itself: a blocked renewal would
-outlive the lease.
+doing less is the only safe reaction. Whoever has read a record keeps it until its revision, fence
+or seal changes, so that a forged text beside these goes unnoticed. The client never retries by
+itself: a blocked renewal would outlive the lease.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequ
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
-from tmd.daemon.job_records import LaterRecord, StoredJobs, read_record, sorted_out
+from tmd.daemon.job_records import RecordReader, StoredJobs, marks
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.replication import Replication, longest_wait
 from tmd.daemon.statuses import read_hosts
@@ -36,8 +37,6 @@ ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
 """The subscription is probed after this long without a message."""
 
-COUNT_DIGITS = 15
-"""Matches the scripts: no member writes a fence or revision of more digits."""
 PROBE_MS = 1000
 MOST_LOOKED_AT = 200
 """How many hosts, and jobs, have the type of their key checked."""
@@ -75,15 +74,18 @@ class RedisStore:
         self._prefix = f"{{tmd:{cluster}}}:"
         self._codec = Codec(key, self._prefix)
         self._hosts: dict[bytes, HostStatus] = {}
+        self._records = RecordReader(self._codec)
 
     # --- reading ----------------------------------------------------------------------------------
 
     async def snapshot(self) -> ClusterView:
+        keys = ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
+        known = self._records.known
         hosts, jobs, drains, rehearsals, paused, breaker = await self._run(
-            lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
+            lua.SNAPSHOT, keys, *marks(known)
         )
         opened = self._codec.demanded
-        stored = sorted_out(self._records(jobs))
+        stored = self._records.read(jobs, known)
         return ClusterView(
             **self._read_hosts(hosts),
             jobs=stored.records,
@@ -107,20 +109,9 @@ class RedisStore:
         found: dict[str, Request] = self._codec.named(paired(reply), kind, lambda r: r.host)
         return tuple(found[host] for host in sorted(found))
 
-    def _records(self, reply: Sequence[bytes]) -> tuple[JobRecord | LaterRecord, ...]:
-        """All records or an error: a skipped one would look like a job that has not formed yet."""
-        stored = {text(n): rest for n, *rest in zip(*[iter(reply)] * 4, strict=True)}
-        pairs = [(name, record) for name, (_, _, record) in stored.items()]
-        found = self._codec.named(pairs, JobRecord, lambda r: r.job, read_record)
-        for name, (revision, fence, _) in stored.items():
-            # The values that the scripts compare are outside the seal.
-            counts = found.get(name) and text(revision) == str(found[name].revision)
-            if not counts or not fence.isdigit() or len(fence) > COUNT_DIGITS:
-                raise self._codec.forged(JobRecord, f"job:{name}")
-        return tuple(found[name] for name in sorted(found))
-
     async def jobs(self) -> StoredJobs:
-        return sorted_out(self._records(await self._run(lua.JOBS, ["jobs"])))
+        known = self._records.known
+        return self._records.read(await self._run(lua.JOBS, ["jobs"], *marks(known)), known)
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, for display."""
@@ -183,7 +174,7 @@ class RedisStore:
             record.lease_epoch,
             expected,
             record.revision,
-            self._codec.sealed(record),
+            *_with_seal(self._codec.sealed(record)),
         )
         if outcome == b"forged":
             raise self._codec.forged(JobRecord, f"job:{record.job}")
@@ -215,7 +206,7 @@ class RedisStore:
             record.job,
             record.lease_epoch,
             record.revision,
-            self._codec.sealed(record),
+            *_with_seal(self._codec.sealed(record)),
         )
         if restored < 0:
             raise self._codec.forged(JobRecord, f"job:{record.job}")
@@ -389,6 +380,10 @@ def _topic(data: Any) -> Topic:
         return Topic(bytes(data).decode())
     except ValueError:
         return Topic.ALL
+
+
+def _with_seal(sealed: bytes) -> tuple[bytes, bytes]:
+    return sealed, sealed.partition(b" ")[0]
 
 
 def _ms(seconds: float) -> int:
