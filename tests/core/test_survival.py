@@ -6,11 +6,12 @@ import pytest
 from msgspec import structs
 
 from tests.core.clusters import STEP, Scene
-from tests.values import plan
+from tests.values import member, plan
 from tmd.core.planning.survival import LossOutlook, SnapshotAge, survival
 from tmd.core.values.checkpoints import SavedCheckpoint
 from tmd.core.values.model import Activity, JobState, Phase, Rehearsal, ShadowStatus
 from tmd.core.values.requests import DrainRequest
+from tmd.core.values.shadows import ShadowAssignment
 from tmd.core.values.snapshots import Kept
 
 REHEARSED = (Rehearsal(step=1, seconds=1.0),)
@@ -25,6 +26,14 @@ def rehearsed(size=2):
 
 def found(scene, **changes):
     return survival(structs.replace(scene.view, **changes), scene.record)
+
+
+def follows(scene, host, rank, lag_s=0.0, verified=STEP, **more):
+    """A hot standby."""
+    shadow = ShadowStatus(rank, 1.0, lag_s, verified)
+    scene.says(host, Activity.IN_STEP, rehearsed=REHEARSED, shadow=shadow, **more)
+    assigned = ShadowAssignment(member(host), rank, stay=True)
+    scene.record = structs.replace(scene.record, shadows=(*scene.record.shadows, assigned))
 
 
 def unique(scene, *steps):
@@ -113,17 +122,46 @@ def test_a_snapshot_says_what_a_loss_repeats():
     assert "repeats 3 steps, 6.0 s" in seen.sentence
 
 
+def test_a_snapshot_of_which_a_rank_has_the_only_copy_does_not_count():
+    """It goes with the rank: each takes its own copy first and sends it then."""
+    scene = rehearsed()
+    unique(scene, STEP - 5)
+    for rank, host in enumerate(scene.ranks):
+        status = scene.statuses[host]
+        kept = (*status.kept, Kept(rank, STEP - 1))
+        scene.statuses[host] = structs.replace(status, kept=kept)
+    seen = found(scene)
+
+    assert seen.snapshot is not None
+    assert seen.snapshot.step == STEP - 5
+
+
+def test_a_unique_state_that_a_hot_standby_has_needs_no_snapshot():
+    scene = rehearsed()
+    unique(scene)
+    for rank, name in ((0, "s1"), (1, "s2")):
+        follows(scene, name, rank)
+
+    assert found(scene).outlook is LossOutlook.SURVIVES
+
+
+def test_without_a_heartbeat_of_a_rank_the_answer_is_open():
+    scene = rehearsed()
+    scene.silent.add("h1")
+    seen = found(scene)
+
+    assert seen.outlook is LossOutlook.UNKNOWN
+    assert "h1" in seen.sentence
+
+
 def test_hot_standbys_count_once_their_digests_were_equal():
     """With the largest lag; and the newest checkpoint is named."""
-    scene = Scene(2)
-    for name, lag, verified in (("s0", 0.1, 5), ("s1", 0.3, 6), ("s2", 0.9, None)):
-        scene.says(
-            name,
-            Activity.SHADOWING,
-            rehearsed=REHEARSED,
-            shadow=ShadowStatus(0, 1.0, lag, verified),
-            saved=SavedCheckpoint(4, 1.0, "/c"),
-        )
+    scene = Scene(3)
+    follows(scene, "s0", 0, lag_s=0.1, verified=5, saved=SavedCheckpoint(4, 1.0, "/c"))
+    follows(scene, "s1", 1, lag_s=0.3, verified=6)
+    follows(scene, "s2", 2, lag_s=0.9, verified=None)
+    # A rehearsal, which ends.
+    scene.says("s3", Activity.SHADOWING, shadow=ShadowStatus(0, 1.0, 0.7, 6))
     seen = found(scene)
 
     assert (seen.hot, seen.lag_s, seen.checkpoint) == (2, 0.3, 4)

@@ -11,9 +11,9 @@ from tmd.core.planning.migration import PlanFacts, is_live
 from tmd.core.planning.readiness import Readiness, readiness, unprotected
 from tmd.core.planning.standbys import candidates, has_rehearsed, takes
 from tmd.core.values.checkpoints import newest
-from tmd.core.values.model import ClusterView, JobRecord, JobState, WorkerStatus
+from tmd.core.values.model import ClusterView, JobRecord, JobState, ShadowStatus, WorkerStatus
 from tmd.core.values.shadows import ranges
-from tmd.core.values.snapshots import newest_whole
+from tmd.core.values.snapshots import newest_kept_twice
 from tmd.core.values.view_checks import left_alone
 
 
@@ -59,8 +59,7 @@ def survival(view: ClusterView, record: JobRecord) -> Survival:
     """The outlook of a job, by the latest reports."""
     known = view.workers(record.job)
     ready = readiness(view, record)
-    shadows = [w.shadow for w in known.values() if w.rank is None and w.shadow is not None]
-    hot = [shadow for shadow in shadows if shadow.verified is not None]
+    hot = _hot(record, known)
     saved = newest(w.saved for w in known.values())
     snapshot = _snapshot(view, record, known)
     outlook, sentence = _outlook(view, record, ready, snapshot)
@@ -71,7 +70,7 @@ def survival(view: ClusterView, record: JobRecord) -> Survival:
         unrehearsed=ready.unrehearsed,
         unfit=ready.unfit,
         hot=len(hot),
-        lag_s=max((shadow.lag_s for shadow in hot), default=0.0),
+        lag_s=max((shadow.lag_s for shadow in hot.values()), default=0.0),
         snapshot=snapshot,
         checkpoint=None if saved is None else saved.step,
     )
@@ -94,11 +93,16 @@ def _outlook(
     gap = unprotected(view, record)
     if gap is not None:
         return LossOutlook.HALTS, gap.sentence
-    unique = _unique(record, view.workers(record.job))
+    known = view.workers(record.job)
+    silent = sorted({m.host for m in record.membership.members if m.worker not in known})
+    if silent:
+        return LossOutlook.UNKNOWN, f"no heartbeat tells of the ranks on {', '.join(silent)}"
+    unique = _unique(record, known)
     if unique and snapshot is None:
         exists = f"the state of {_ranks(unique)} exists once and no snapshot of it is complete"
         return LossOutlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
-    return _with_standbys(ready, _untried(view, record), unique, snapshot)
+    untried = _untried(view, record) if ready.rehearsed else ()
+    return _with_standbys(ready, untried, unique, snapshot)
 
 
 def _with_standbys(
@@ -121,12 +125,16 @@ def _with_standbys(
 
 
 def _untried(view: ClusterView, record: JobRecord) -> tuple[int, ...]:
-    """Ranks that no fit standby has rehearsed."""
+    """Ranks that no fit standby has rehearsed; of those with one role, the first."""
     facts = PlanFacts(view, record.job)
     spare = [m for m in candidates(view, record, facts) if m.worker in facts.status]
+    # A job may have thousands of ranks and few roles; the answer is the same for a whole role.
+    roles: dict[str | int, int] = {}
+    for rank in range(record.world_size):
+        roles.setdefault(facts.role(rank) or rank, rank)
     return tuple(
         rank
-        for rank in range(record.world_size)
+        for rank in roles.values()
         if not any(
             takes([m], rank, facts) and has_rehearsed(facts.status[m.worker], rank, facts)
             for m in spare
@@ -142,16 +150,28 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
 
 
+def _hot(record: JobRecord, known: dict[str, WorkerStatus]) -> dict[int, ShadowStatus]:
+    """By rank, the hot standby that computes the same bits."""
+    shadows = {u.rank: known.get(u.member.worker) for u in record.shadows if u.stay}
+    return {
+        rank: status.shadow
+        for rank, status in shadows.items()
+        if status is not None and status.shadow is not None
+        if status.shadow.rank == rank and status.shadow.verified is not None
+    }
+
+
 def _unique(record: JobRecord, known: dict[str, WorkerStatus]) -> tuple[int, ...]:
-    """Ranks whose state no other rank has."""
+    """Ranks whose state nobody else has, no hot standby either."""
     statuses = ((r, known.get(m.worker)) for r, m in enumerate(record.membership.members))
-    return tuple(r for r, w in statuses if w is not None and w.replicas == (r,))
+    hot = _hot(record, known)
+    return tuple(r for r, w in statuses if w is not None and w.replicas == (r,) and r not in hot)
 
 
 def _snapshot(
     view: ClusterView, record: JobRecord, known: dict[str, WorkerStatus]
 ) -> SnapshotAge | None:
-    step = newest_whole(record.world_size, (copy for w in known.values() for copy in w.kept))
+    step = newest_kept_twice(record.world_size, (w.kept for w in known.values()))
     if step is None:
         return None
     steps = [known[m.worker].step for m in record.membership.members if m.worker in known]

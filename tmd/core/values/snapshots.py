@@ -6,6 +6,7 @@ and by one on another host. It is complete while a copy for every rank exists.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -87,3 +88,10 @@ def newest_whole(size: int, kept: Iterable[Kept]) -> int | None:
         ranks.setdefault(copy.step, set()).add(copy.rank)
     whole = [step for step, found in ranks.items() if found >= set(range(size))]
     return max(whole, default=None)
+
+
+def newest_kept_twice(size: int, kept: Iterable[Iterable[Kept]]) -> int | None:
+    """The newest step that the loss of any one worker leaves whole. ``kept``: by worker."""
+    times = Counter((copy.step, copy.rank) for one in kept for copy in set(one))
+    safe = Counter(step for (step, _), count in times.items() if count > 1)
+    return max((step for step, ranks in safe.items() if ranks == size), default=None)

@@ -15,12 +15,13 @@ from tmd.daemon.web.parts import Parts
 
 
 class Latest:
-    """Reads Redis at most once in half of ``look_s``, and only while a stream asks."""
+    """Reads Redis only while a stream asks, and again half of ``look_s`` after it has answered."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._read: tuple[ClusterView, str] = ClusterView(), ""
         self._read_at = -inf
+        self._reading = asyncio.Lock()
         self._rows: Rows = {}
         self._rows_at = -inf
         self._state = b""
@@ -32,12 +33,12 @@ class Latest:
         Raises:
             StoreUnavailable: Redis does not answer.
         """
-        now = asyncio.get_running_loop().time()
-        if now - self._read_at >= self._parts.look_s / 2:
-            store = self._parts.store
-            self._read = await store.snapshot(), await store.leader()
-            self._read_at = now
-        return self._read
+        clock, store = asyncio.get_running_loop().time, self._parts.store
+        async with self._reading:
+            if clock() - self._read_at >= self._parts.look_s / 2:
+                self._read = await store.snapshot(), await store.leader()
+                self._read_at = clock()
+            return self._read
 
     async def state(self) -> bytes:
         """What ``tmd status --json`` prints."""

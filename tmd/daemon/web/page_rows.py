@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import isfinite
 
 from msgspec import Struct
 
@@ -191,7 +192,8 @@ def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
     members = [known.get(m.worker) for m in record.membership.members]
     holding = [w for w in members if w is not None]
     step = max((w.step for w in holding), default=0)
-    losses = [w.loss for w in holding if w.loss is not None]
+    # One that is not a number differs from itself, and would be sent at each look.
+    losses = [w.loss for w in holding if w.loss is not None and isfinite(w.loss)]
     job = record.job
     yield (
         f"job/{job}",

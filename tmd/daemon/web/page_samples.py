@@ -6,6 +6,8 @@ rank, so that the size of a sample does not depend on the number of ranks.
 
 from __future__ import annotations
 
+from math import isfinite
+
 from msgspec import Struct
 
 from tmd.core.planning.goodput import step_seconds
@@ -75,7 +77,7 @@ def _sample(view: ClusterView, record: JobRecord, now: float) -> Sample | None:
     step = max((w.step for w in holding), default=0)
     if step == 0:
         return None
-    losses = [w.loss for w in holding if w.loss is not None]
+    losses = [w.loss for w in holding if w.loss is not None and isfinite(w.loss)]
     computed = len(holding) == len(members) and all(w.pace is not None for w in holding)
     return Sample(
         at=now,
