@@ -161,12 +161,12 @@ class ShadowDriver:
             needed = following.go_on(
                 feed, lambda: self._reporter.update(shadow=following.status(), now=False)
             )
+            if needed is None:
+                return self._tell(following)
         except StateMismatch as error:
             return self._unfit(following, error)
         except LinkError as error:
             return self._lost(following, error)
-        if needed is None:
-            return self._tell(following)
         # Between two batches() calls a script may print or save. Until the next one the session
         # reports that this worker is a shadow, and a rank that is not 0 if there is a choice.
         self._fit.rest()
