@@ -338,6 +338,31 @@ def test_the_step_is_finished_with_the_same_bits(number: int, inside: bool) -> N
         assert same(found, undisturbed(script))
 
 
+def test_a_thread_that_has_completed_its_operation_is_waited_for() -> None:
+    """On a busy machine it may end late. Without the wait the step could not be finished."""
+    with circle(SIZE) as c:
+        c.group()
+        c.each(lambda f: run(f, c.of(f), [(0, SMALL)]))
+        fabric, let_go = c.fabrics[0], threading.Event()
+        fabric.step.on_break = lambda: None
+        began: queue.SimpleQueue[StepState] = queue.SimpleQueue()
+
+        def end() -> None:
+            let_go.wait(PATIENCE)
+
+        def begin() -> None:
+            fabric.step.begin(keeps=True)
+            began.put(fabric.step.state)
+
+        c.of(fabric)._runner.lane.run(end, inline=False)
+        threading.Thread(target=begin, daemon=True).start()
+        with pytest.raises(queue.Empty):
+            began.get(timeout=0.1)
+        let_go.set()
+
+        assert began.get(timeout=PATIENCE) is StepState.OPEN
+
+
 @pytest.mark.parametrize("late", [(0,), (1,), (0, 1), (0, 2)])
 def test_ranks_that_have_not_begun_the_step_take_part_in_it(late: tuple[int, ...]) -> None:
     """Survivors, the worker that follows the lost rank, or both."""

@@ -134,6 +134,10 @@ class Identity(dist.ProcessGroup):
         self._runner.view = view
         self._mailbox.assume(*view)
 
+    def comes_to_rest(self) -> bool:
+        """See :meth:`Runner.comes_to_rest`."""
+        return self._runner.comes_to_rest()
+
     @property
     def busy(self) -> bool:
         """Whether an operation is running or queued."""

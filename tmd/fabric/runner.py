@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 from torch import Tensor
 
@@ -28,6 +29,9 @@ from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
 from tmd.fabric.step_log import CollectiveCall, StepLog
 from tmd.fabric.work import Work
+
+UNWIND_S = 1.0
+"""Longest time until a thread that has completed its last operation has ended it."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,13 @@ class Runner:
         self._standing: EpochView | None = None
         self.log = StepLog()
         self.seq = 0
+        self._latest: ref[Work] | None = None
+        """Weak, since a Work holds the tensors of its result."""
 
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
         work = Work(results, self.fabric.blocked)
+        self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731
         if inline:
@@ -75,6 +82,13 @@ class Runner:
         else:
             self.lane.run(act, inline=False)
         return work
+
+    def comes_to_rest(self) -> bool:
+        """Whether nothing runs or is queued. If the last collective is complete, this waits for the
+        thread that ran it, which has nothing left to do but may not have come to that."""
+        latest = None if self._latest is None else self._latest()
+        is_done = latest is None or latest.is_completed()
+        return not self.lane.busy or (is_done and self.lane.drain(UNWIND_S))
 
     def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
         self.fabric.calls.ran += 1

@@ -45,8 +45,8 @@ class EarlyDigest:
             self._step = step
 
     def keep_rest(self) -> None:
-        """Take the digest of what a step may change, at the start of the step. Another thread may
-        need it while the step is computed."""
+        """Take the digest of what a step may change, before the step. Another thread may need it
+        while the step is computed."""
         self._rest = self._units.digest_of_rest()
 
     def begin(self) -> None:

@@ -83,16 +83,26 @@ class Continuation:
         """Take in the smallest share of all ranks, which a vote has returned."""
         self._followed = share < 0
 
-    def begin_step(self) -> None:
-        """A step begins; it may be finished after a loss if a standby follows a rank."""
+    @property
+    def _keeps(self) -> bool:
+        """Whether a step that begins now may be finished after a loss: a standby follows a rank."""
         following = self._driver.following
         if following is not None:
-            keeps = self._able and following.keeps_shadowing
-        else:
-            keeps = self._followed and self._reporter.status.activity is Activity.TRAINING
-        if keeps:
+            return self._able and following.keeps_shadowing
+        return self._followed and self._reporter.status.activity is Activity.TRAINING
+
+    def at_boundary(self) -> None:
+        """The script gets a batch. A rank that has yet to begin the step compares the state that it
+        has here, so the others must not compare a later one."""
+        if self._keeps:
+            following = self._driver.following
+            step = self._reporter.status.step if following is None else following.step
+            self._context.state.early.stand(step)
             self._context.state.early.keep_rest()
-        self._fabric.step.begin(keeps=keeps)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._fabric.step.begin(keeps=self._keeps)
 
     def close(self) -> None:
         """Give up a suspended step, since the process ends."""

@@ -237,6 +237,7 @@ class Coordinator:
         if self.status.activity is Activity.TRAINING and not self.finishing:
             self._parts.mirrors.at_boundary(self.status.step)
             self._parts.snapshots.at_boundary(self.status.step)
+        self._parts.continuation.at_boundary()
         return True
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
