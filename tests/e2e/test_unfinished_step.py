@@ -134,10 +134,9 @@ async def test_a_second_loss_while_the_step_is_taken_up(
     who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The standby or a survivor ends before it enters the new epoch: the step is repeated."""
-    faults = [f"backward@{FOLLOWED}:120=kill", f"finishing@{who}:*=kill"]
+    faults = [f"hold backward@{FOLLOWED}:120=wait", f"finishing@{who}:*=kill"]
     async with with_hot(tmp_path, redis, *faults, standby=("s1", "s2", "s3")) as run:
-        await hot(run)
-        await run.done("trainer")
+        await lost_in_step(run)
 
         assert run.fired("finishing")
         await run.ends_like(long_golden, lost=2)
