@@ -171,7 +171,7 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
             key, limit, unit = LIMITS.get(size, LIMIT)
             title = f"{name}: set back <= {limit} {unit}"
             report.target(title, shown[key].get("median"), limit, at_least=False)
-    for size in {name.split()[1] for name in runs}:
+    for size in dict.fromkeys(name.split()[1] for name in runs):
         if runs.get(f"hot {size}") and runs.get(f"repeat {size}"):
             figures[f"steady {size}"] = steady(report, runs, size)
     return figures

@@ -348,7 +348,7 @@ def life_of_a_broken_step() -> str:
     ]
     return lanes(
         "kill -9 of rank 3, which a hot standby follows, at 10 M parameters",
-        "green: a step; red: a step in vain; pale: waiting for the vote, and the optimizer; "
+        "green: a step; red: a discarded one; pale: wait for the vote, and optimizer; "
         "two cores (AMD EPYC), CPU only",
         panels,
         "kill",

@@ -144,7 +144,7 @@ class Span(NamedTuple):
 def lanes(
     title: str, unit: str, panels: Sequence[tuple[str, Sequence[Span]]], mark: str, most: float
 ) -> str:
-    """Panels one below the other, each with a lane for every name; time 0 bears ``mark``."""
+    """Panels one below the other, each with a lane for every name; ``mark`` labels time 0."""
     left, right, step, width = 80, 20, 24, 780
     least = min(span.begin for _, spans in panels for span in spans)
     scale = (width - left - right) / (most - least)

@@ -50,7 +50,7 @@ async def test_no_step_is_repeated(
     ("lost", "late"),
     [("data", "backward@0"), ("forward", "data@1"), thorough("between", "backward@0")],
 )
-async def test_who_has_not_begun_the_step_takes_part_in_it(
+async def test_a_worker_that_has_not_begun_the_step_takes_part_in_it(
     lost: str, late: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The standby, whose rank was the last to begin, or a survivor."""
