@@ -49,7 +49,16 @@ def test_the_newest_complete_step_has_every_rank_and_no_newer_one_has(found: lis
     """Compared with the definition."""
     whole = {s for s in range(6) if all(Kept(r, s) in found for r in range(4))}
 
-    assert newest_whole(4, found) == max(whole, default=None)
+    assert newest_whole(4, [found]) == max(whole, default=None)
+
+
+def test_two_copies_are_those_of_two_workers() -> None:
+    """What one worker has twice goes with it."""
+    own, of_both = (Kept(0, 3), Kept(1, 2)), (Kept(0, 2), Kept(1, 2), Kept(1, 3))
+
+    assert newest_whole(2, [(*own, *own), of_both]) == 3
+    assert newest_whole(2, [(*own, *own), of_both], copies=2) is None
+    assert newest_whole(2, [(*own, Kept(0, 2)), of_both], copies=2) == 2
 
 
 @given(st.integers(0, 100))

@@ -45,7 +45,7 @@ class ReadRecord(NamedTuple):
 
     @property
     def mark(self) -> bytes:
-        """Whoever has read the record with the same one need not read it again."""
+        """A reader that has the record with this mark need not read it again."""
         return b" ".join((self.revision, self.fence, self.seal))
 
     @property

@@ -27,7 +27,7 @@ class Cast(NamedTuple):
 
 def newest_of(size: int, owners: Iterable[Member], facts: PlanFacts) -> int | None:
     """The newest snapshot that is complete in the memory of ``owners``."""
-    return newest_whole(size, (copy for m in owners for copy in facts.status[m.worker].kept))
+    return newest_whole(size, (facts.status[m.worker].kept for m in owners))
 
 
 def cast_back(

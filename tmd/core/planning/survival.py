@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -13,8 +14,11 @@ from tmd.core.planning.standbys import candidates, has_rehearsed, takes
 from tmd.core.values.checkpoints import newest
 from tmd.core.values.model import ClusterView, JobRecord, JobState, ShadowStatus, WorkerStatus
 from tmd.core.values.shadows import ranges
-from tmd.core.values.snapshots import newest_kept_twice
+from tmd.core.values.snapshots import newest_whole
 from tmd.core.values.view_checks import left_alone
+
+Statuses = Mapping[str, WorkerStatus]
+"""By worker."""
 
 
 class LossOutlook(StrEnum):
@@ -62,7 +66,8 @@ def survival(view: ClusterView, record: JobRecord) -> Survival:
     hot = _hot(record, known)
     saved = newest(w.saved for w in known.values())
     snapshot = _snapshot(view, record, known)
-    outlook, sentence = _outlook(view, record, ready, snapshot)
+    unique = _unique(record, known, hot)
+    outlook, sentence = _outlook(view, record, known, ready, unique, snapshot)
     return Survival(
         outlook=outlook,
         sentence=sentence,
@@ -77,7 +82,12 @@ def survival(view: ClusterView, record: JobRecord) -> Survival:
 
 
 def _outlook(
-    view: ClusterView, record: JobRecord, ready: Readiness, snapshot: SnapshotAge | None
+    view: ClusterView,
+    record: JobRecord,
+    known: Statuses,
+    ready: Readiness,
+    unique: tuple[int, ...],
+    snapshot: SnapshotAge | None,
 ) -> tuple[LossOutlook, str]:
     if record.state is not JobState.RUNNING:
         return LossOutlook.ENDED, f"the job is {record.state.value}: no rank is replaced any more"
@@ -93,11 +103,9 @@ def _outlook(
     gap = unprotected(view, record)
     if gap is not None:
         return LossOutlook.HALTS, gap.sentence
-    known = view.workers(record.job)
     silent = sorted({m.host for m in record.membership.members if m.worker not in known})
     if silent:
         return LossOutlook.UNKNOWN, f"no heartbeat tells of the ranks on {', '.join(silent)}"
-    unique = _unique(record, known)
     if unique and snapshot is None:
         exists = f"the state of {_ranks(unique)} exists once and no snapshot of it is complete"
         return LossOutlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
@@ -150,7 +158,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
 
 
-def _hot(record: JobRecord, known: dict[str, WorkerStatus]) -> dict[int, ShadowStatus]:
+def _hot(record: JobRecord, known: Statuses) -> dict[int, ShadowStatus]:
     """By rank, the hot standby that computes the same bits."""
     shadows = {u.rank: known.get(u.member.worker) for u in record.shadows if u.stay}
     return {
@@ -161,17 +169,15 @@ def _hot(record: JobRecord, known: dict[str, WorkerStatus]) -> dict[int, ShadowS
     }
 
 
-def _unique(record: JobRecord, known: dict[str, WorkerStatus]) -> tuple[int, ...]:
-    """Ranks whose state nobody else has, no hot standby either."""
+def _unique(record: JobRecord, known: Statuses, hot: Container[int]) -> tuple[int, ...]:
+    """Ranks whose state nobody else has. ``hot``: ranks that a hot standby follows."""
     statuses = ((r, known.get(m.worker)) for r, m in enumerate(record.membership.members))
-    hot = _hot(record, known)
     return tuple(r for r, w in statuses if w is not None and w.replicas == (r,) and r not in hot)
 
 
-def _snapshot(
-    view: ClusterView, record: JobRecord, known: dict[str, WorkerStatus]
-) -> SnapshotAge | None:
-    step = newest_kept_twice(record.world_size, (w.kept for w in known.values()))
+def _snapshot(view: ClusterView, record: JobRecord, known: Statuses) -> SnapshotAge | None:
+    # A rank takes its own copy first, which goes with it.
+    step = newest_whole(record.world_size, (w.kept for w in known.values()), copies=2)
     if step is None:
         return None
     steps = [known[m.worker].step for m in record.membership.members if m.worker in known]

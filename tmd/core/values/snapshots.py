@@ -81,17 +81,8 @@ def is_due(step: int, every: int, *, fresh: bool) -> bool:
     return every > 0 and (fresh or step % every == 0)
 
 
-def newest_whole(size: int, kept: Iterable[Kept]) -> int | None:
-    """The newest step with a copy of every rank of ``size`` in ``kept``."""
-    ranks: dict[int, set[int]] = {}
-    for copy in kept:
-        ranks.setdefault(copy.step, set()).add(copy.rank)
-    whole = [step for step, found in ranks.items() if found >= set(range(size))]
-    return max(whole, default=None)
-
-
-def newest_kept_twice(size: int, kept: Iterable[Iterable[Kept]]) -> int | None:
-    """The newest step that the loss of any one worker leaves whole. ``kept``: by worker."""
-    times = Counter((copy.step, copy.rank) for one in kept for copy in set(one))
-    safe = Counter(step for (step, _), count in times.items() if count > 1)
-    return max((step for step, ranks in safe.items() if ranks == size), default=None)
+def newest_whole(size: int, kept: Iterable[Iterable[Kept]], copies: int = 1) -> int | None:
+    """The newest step with ``copies`` of every rank of ``size``. ``kept``: by worker."""
+    times = Counter((copy.step, copy.rank) for one in kept for copy in set(one) if copy.rank < size)
+    ranks = Counter(step for (step, _), count in times.items() if count >= copies)
+    return max((step for step, found in ranks.items() if found == size), default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
@@ -28,11 +29,18 @@ HEADERS = {
 }
 
 
+class Asset(NamedTuple):
+    """A file and its entity tag."""
+
+    content: bytes
+    tag: str
+
+
 class Assets:
     """Read at the first request: most daemons never serve the page."""
 
     def __init__(self) -> None:
-        self._files: dict[str, bytes] = {}
+        self._files: dict[str, Asset] = {}
 
     async def index(self, request: web.Request) -> web.Response:
         return self._answer(request, INDEX)
@@ -42,16 +50,20 @@ class Assets:
 
     def _answer(self, request: web.Request, path: str) -> web.Response:
         if not self._files:
-            self._files = dict(_files(resources.files(__package__).joinpath("static"), ""))
-        content = self._files.get(path)
-        if content is None:
+            found = _files(resources.files(__package__).joinpath("static"), "")
+            self._files = {path: _asset(content) for path, content in found}
+        asset = self._files.get(path)
+        if asset is None:
             raise Refused(RequestProblem(404, "not_found", f"Not Found: {request.path}"))
-        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        headers = {**HEADERS, hdrs.ETAG: tag}
-        if request.headers.get(hdrs.IF_NONE_MATCH) == tag:
+        headers = {**HEADERS, hdrs.ETAG: asset.tag}
+        if request.headers.get(hdrs.IF_NONE_MATCH) == asset.tag:
             return web.Response(status=304, headers=headers)
         kind = TYPES.get(path[path.rfind(".") :], "text/plain")
-        return web.Response(body=content, content_type=kind, charset="utf-8", headers=headers)
+        return web.Response(body=asset.content, content_type=kind, charset="utf-8", headers=headers)
+
+
+def _asset(content: bytes) -> Asset:
+    return Asset(content, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 def _files(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:

@@ -123,7 +123,7 @@ def _of_saved_states(view: ClusterView, workers: Workers) -> Iterator[Metric]:
     snapshots, checkpoints, missed = {}, {}, {}
     for record in view.jobs:
         known = workers[record.job].values()
-        whole = newest_whole(record.world_size, (copy for w in known for copy in w.kept))
+        whole = newest_whole(record.world_size, (w.kept for w in known))
         if whole is not None:
             snapshots[(record.job,)] = whole
         saved = newest(w.saved for w in known)

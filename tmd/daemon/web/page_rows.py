@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from math import isfinite
 
 from msgspec import Struct
 
@@ -26,6 +25,7 @@ from tmd.core.values.model import (
     WorkerStatus,
 )
 from tmd.core.values.view_checks import drain_roles
+from tmd.daemon.web.page_ranks import ranks_of
 
 MOST_STANDBYS = 100
 """Standbys of a job that have a row; the job's outlook counts all."""
@@ -188,13 +188,8 @@ def _gravest(status: HostStatus) -> str:
 
 
 def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
-    known = view.workers(record.job)
-    members = [known.get(m.worker) for m in record.membership.members]
-    holding = [w for w in members if w is not None]
-    step = max((w.step for w in holding), default=0)
-    # One that is not a number differs from itself, and would be sent at each look.
-    losses = [w.loss for w in holding if w.loss is not None and isfinite(w.loss)]
-    job = record.job
+    job, ranks = record.job, ranks_of(view, record)
+    step = ranks.step
     yield (
         f"job/{job}",
         JobRow(
@@ -204,14 +199,14 @@ def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
             epoch=record.membership.epoch,
             survival=survival(view, record),
             step=step,
-            loss=sum(losses) / len(losses) if losses else None,
+            loss=ranks.loss,
             step_s=step_seconds(record, view),
             detail=record.detail,
             lost=_lost(view, job),
         ),
     )
     for rank, member in enumerate(record.membership.members):
-        yield f"rank/{job}/{rank}", _rank(job, rank, member.host, members[rank], step)
+        yield f"rank/{job}/{rank}", _rank(job, rank, member.host, ranks.statuses[rank], step)
     yield from _standbys(view, record)
     plans = {p.id: p for p in (*record.history, record.plan) if p is not None}
     exits = view.exits(job)

@@ -6,12 +6,11 @@ rank, so that the size of a sample does not depend on the number of ranks.
 
 from __future__ import annotations
 
-from math import isfinite
-
 from msgspec import Struct
 
 from tmd.core.planning.goodput import step_seconds
 from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
+from tmd.daemon.web.page_ranks import ranks_of
 
 BINS = 64
 KEPT = 300
@@ -71,20 +70,16 @@ def newer(samples: Samples, than: float) -> Samples:
 
 
 def _sample(view: ClusterView, record: JobRecord, now: float) -> Sample | None:
-    known = view.workers(record.job)
-    members = [known.get(m.worker) for m in record.membership.members]
-    holding = [w for w in members if w is not None]
-    step = max((w.step for w in holding), default=0)
-    if step == 0:
+    ranks = ranks_of(view, record)
+    if not ranks.step:
         return None
-    losses = [w.loss for w in holding if w.loss is not None and isfinite(w.loss)]
-    computed = len(holding) == len(members) and all(w.pace is not None for w in holding)
+    computed = all(status is not None and status.pace is not None for status in ranks.statuses)
     return Sample(
         at=now,
-        step=step,
+        step=ranks.step,
         step_s=rounded(step_seconds(record, view)),
-        loss=rounded(sum(losses) / len(losses)) if losses else None,
-        cells=binned([_seconds(w, computed) for w in members]),
+        loss=None if ranks.loss is None else rounded(ranks.loss),
+        cells=binned([_seconds(status, computed) for status in ranks.statuses]),
         computed=computed,
     )
 

@@ -72,7 +72,7 @@ class ShadowPlace(IntEnum):
 
 
 class ShadowSession:
-    """Main thread only, or :class:`Continuation` in its place, except :meth:`give_way`."""
+    """Main thread or :class:`Continuation`, except :meth:`give_way`."""
 
     def __init__(
         self,

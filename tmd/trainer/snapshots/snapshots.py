@@ -32,10 +32,8 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Snapshots:
-    """Main thread only; owns a thread that copies and sends. ``every`` 0 takes none.
-
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
-    """
+    """Main thread or :class:`Continuation`; owns a thread that copies and sends. ``every`` 0 takes
+    none."""
 
     def __init__(
         self, context: RankContext, every: int, tell: Callable[[tuple[Kept, ...]], None]

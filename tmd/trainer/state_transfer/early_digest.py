@@ -23,10 +23,8 @@ log = logging.getLogger("tmd.trainer")
 
 
 class EarlyDigest:
-    """Main thread only, except :meth:`begin`. Owns a thread while there is work.
-
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
-    """
+    """Main thread or :class:`Continuation`, except :meth:`begin`. Owns a thread while there is
+    work."""
 
     def __init__(self, units: Units) -> None:
         self._units = units

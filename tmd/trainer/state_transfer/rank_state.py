@@ -21,9 +21,9 @@ from tmd.trainer.state_transfer.parameter_resync import ParameterResync
 
 
 class RankState:
-    """The objects that the script has registered, and its data position. Main thread only.
+    """The objects that the script has registered, and its data position.
 
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    Main thread or :class:`Continuation`.
     """
 
     def __init__(

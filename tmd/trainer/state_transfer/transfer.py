@@ -26,10 +26,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class StateTransfer:
-    """Main thread only, except :meth:`cancel_unless`.
-
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
-    """
+    """Main thread or :class:`Continuation`, except :meth:`cancel_unless`."""
 
     def __init__(
         self, fabric: Fabric, state: RankState, fit: Fit, verification: StateVerification

@@ -95,9 +95,7 @@ class Continuation:
         """The script gets a batch. A rank that has yet to begin the step compares the state that it
         has here, so the others must not compare a later one."""
         if self._keeps:
-            following = self._driver.following
-            step = self._reporter.status.step if following is None else following.step
-            self._context.state.early.stand(step)
+            self._context.state.early.stand(self._driver.step)
             self._context.state.early.keep_rest()
 
     def begin_step(self) -> None:

@@ -33,10 +33,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class RankMigration:
-    """Main thread only, except :meth:`cancel_unless`.
-
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
-    """
+    """Main thread or :class:`Continuation`, except :meth:`cancel_unless`."""
 
     def __init__(
         self,
@@ -64,9 +61,7 @@ class RankMigration:
 
     def begun(self) -> None:
         """A step begins: the parameters do not change until an optimizer runs."""
-        following = self.driver.following
-        step = self._reporter.status.step if following is None else following.step
-        self._state.early.stand(step)
+        self._state.early.stand(self.driver.step)
         # The directive may have arrived between two steps, where the parameters may change.
         self.driver.digest_early(self._agent.directive)
 

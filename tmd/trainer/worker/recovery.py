@@ -35,10 +35,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Recovery:
-    """Main thread only, except :meth:`digest_early`.
-
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
-    """
+    """Main thread or :class:`Continuation`, except :meth:`digest_early`."""
 
     def __init__(
         self,

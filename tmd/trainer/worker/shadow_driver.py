@@ -63,10 +63,7 @@ class ShadowEnd(NamedTuple):
 
 
 class ShadowDriver:
-    """Main thread only, except :meth:`cancel_unless` and :meth:`digest_early`.
-
-    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
-    """
+    """Main thread or :class:`Continuation`, except :meth:`cancel_unless`, :meth:`digest_early`."""
 
     def __init__(self, reporter: StatusReporter, agent: Agent, context: RankContext) -> None:
         self._reporter = reporter
@@ -86,6 +83,12 @@ class ShadowDriver:
     def enabled(self) -> bool:
         """Whether ranks move by live shadow."""
         return self._limits.enabled
+
+    @property
+    def step(self) -> int:
+        """The step at which this worker is, as a shadow or as a rank."""
+        following = self.following
+        return self._reporter.status.step if following is None else following.step
 
     @property
     def has_state_of(self) -> int | None:
