@@ -1,0 +1,151 @@
+"""The image of the daemon, built by buildah, and a daemon that runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.marks import program
+from tests.packaged.debian import bootstrapped, needs_root
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+ROOT = Path(__file__).parents[2]
+BASE = "docker.io/library/python:3.13-slim"
+PULL_S = 60
+CERTIFICATES = "/etc/ssl/certs"
+USER = 7471
+"""Of the image, by number."""
+
+
+class Images:
+    """Images in a store of their own. ``chroot`` isolation needs no runtime of containers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._options = ["--root", folder / "root", "--runroot", folder / "run"]
+        self._options += ["--storage-driver", "vfs"]
+        self._environ = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+
+    def command(self, *words: str | Path) -> list[str]:
+        return [program("buildah", "buildah"), *map(str, self._options), *map(str, words)]
+
+    def do(self, *words: str | Path, seconds: float = 600) -> str:
+        """Raises CalledProcessError."""
+        done = subprocess.run(
+            self.command(*words),
+            env=self._environ,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        return done.stdout.strip()
+
+    def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.command(*words), env=self._environ)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
+    """The image ``tmd``. Where no registry answers, a Debian with Python stands in for its base."""
+    needs_root()
+    program("buildah", "buildah")
+    folder = tmp_path_factory.mktemp("images")
+    images = Images(folder)
+    try:
+        images.do("pull", BASE, seconds=PULL_S)
+    except (subprocess.SubprocessError, OSError):
+        root = bootstrapped(folder / "base")
+        (root / "usr/bin/python").symlink_to("python3")
+        container = images.do("from", "scratch")
+        images.do("add", container, root, "/")
+        images.do("commit", container, BASE)
+    subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "-o", folder / "dist", ROOT],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    (folder / "constraints.txt").write_bytes((ROOT / "constraints.txt").read_bytes())
+    mine = ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    mine += ["--env", f"PIP_CERT={CERTIFICATES}/ca-certificates.crt"]
+    file = ROOT / "packaging" / "Containerfile"
+    images.do("bud", "--pull-never", "--network", "host", *mine, "-f", file, "-t", "tmd", folder)
+    return images
+
+
+@pytest.fixture
+def container(images: Images) -> Iterator[str]:
+    name = images.do("from", "--pull-never", "tmd")
+    yield name
+    images.do("rm", name)
+
+
+def test_the_image_holds_the_daemon_and_no_torch(images: Images, container: str) -> None:
+    """It runs as a user without rights, whose numbers are those of the documentation."""
+    python = ("/opt/tmd/bin/python", "-c")
+    find = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('pip'))"
+
+    assert images.do("run", container, "--", "id", "-u") == str(USER)
+    assert images.do("run", container, "--", "id", "-g") == str(USER)
+    assert images.do("run", container, "--", "tmd", "--version").startswith("tmd ")
+    assert images.do("run", container, "--", *python, find) == "None None"
+
+
+def test_a_daemon_in_the_image_serves_until_it_is_stopped(
+    images: Images, container: str, redis_url: str, tmp_path: Path
+) -> None:
+    """With what ``tmd config init`` writes, a Redis, and a secret that only its user can read."""
+    socket = Path(redis_url.removeprefix("unix://"))
+    socket.chmod(0o777)
+    socket.parent.chmod(0o755)
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    (etc / "secret").write_text("s" * 48)
+    (etc / "tmd.toml").write_text(
+        '[cluster]\nname = "image"\nsecret_file = "/etc/tmd/secret"\n'
+        f'[redis]\nurl = "unix:///redis/{socket.name}"\n[host]\nname = "inside"\n'
+    )
+    for path in (etc, etc / "secret"):
+        os.chown(path, USER, USER)
+    (etc / "secret").chmod(0o600)
+    mounts = ["--volume", f"{etc}:/etc/tmd:ro", "--volume", f"{socket.parent}:/redis"]
+    inside = ["run", *mounts, container, "--"]
+    daemon = images.start(*inside, "/opt/tmd/bin/tmd-daemon")
+    try:
+        shown = answer(images, inside, daemon)
+    finally:
+        stop()
+        status = daemon.wait(60)
+
+    assert '"inside"' in shown
+    assert status == 0
+
+
+def stop() -> None:
+    """Send SIGTERM to the daemon itself. Without a runtime, its process is one of this machine."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if words[:2] == [b"/opt/tmd/bin/python", b"/opt/tmd/bin/tmd-daemon"]:
+                os.kill(int(process.name), signal.SIGTERM)
+
+
+def answer(images: Images, inside: list[str], daemon: subprocess.Popen[bytes]) -> str:
+    """What ``tmd status`` says once the daemon has written its status."""
+    deadline = time.monotonic() + 60
+    while True:
+        assert daemon.poll() is None, "the daemon ended"
+        try:
+            shown = images.do(*inside, "tmd", "status", "--json")
+            if '"inside"' in shown:
+                return shown
+        except subprocess.CalledProcessError as error:
+            assert time.monotonic() < deadline, error.stderr
+        assert time.monotonic() < deadline, shown
