@@ -55,7 +55,7 @@ class RebalancePeriodic(Policy):
         leaving = [m for m in record.membership.members if m.host == host]
         waiting = sum(
             w.activity is Activity.STANDBY and h.host != host
-            for h in view.hosts
+            for h in view.hosts_of(record.job)
             for w in h.workers
             if w.job == record.job
         )

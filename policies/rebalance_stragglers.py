@@ -66,14 +66,13 @@ class RebalanceStragglers(Policy):
     Config: ClassVar[type[PolicyConfig]] = RebalanceStragglersConfig
 
     def decide(self, view: ClusterView) -> Sequence[Verdict]:
-        hosts = {host.host: host for host in view.hosts}
         return [
             verdict
             for record in view.jobs
             if record.state is JobState.RUNNING
             for workers in [view.workers(record.job)]
             for member in record.membership.members
-            if (host := hosts.get(member.host)) and (status := workers.get(member.worker))
+            if (host := view.host(member.host)) and (status := workers.get(member.worker))
             if (verdict := self._judged(record, member, host, status)) is not None
         ]
 

@@ -76,10 +76,10 @@ class ReplaceFailed(Policy):
     def _standing(self, record: JobRecord, view: ClusterView) -> dict[str, Verdict]:
         """Members that commit nothing and whose host has a finding that explains it."""
         assert isinstance(self.config, ReplaceFailedConfig)
-        workers, hosts = view.workers(record.job), {host.host: host for host in view.hosts}
+        workers = view.workers(record.job)
         found = {}
         for member in record.membership.members:
-            status, host = workers.get(member.worker), hosts.get(member.host)
+            status, host = workers.get(member.worker), view.host(member.host)
             if status is None or host is None or status.activity is not Activity.TRAINING:
                 continue
             patience = max(self.config.patience_s, STEPS * status.step_seconds)

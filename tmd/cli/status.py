@@ -118,7 +118,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
         ("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
         title=f"job {record.job}: {record.state.value}, epoch {record.membership.epoch}",
     )
-    workers, exits = view.workers(record.job), view.exits(record.job)
+    workers, exits = dict(view.workers(record.job)), view.exits(record.job)
     for rank, member in enumerate(record.membership.members):
         known = workers.pop(member.worker, None)
         ended = exits.get(member.worker)

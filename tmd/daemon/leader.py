@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from msgspec import Struct, structs
@@ -36,6 +36,8 @@ from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 
 log = structlog.get_logger("tmd.leader")
+
+ByJob = Mapping[str, Sequence[Verdict]]
 
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
@@ -204,8 +206,9 @@ class Leader:
         patience = self._config.poll_s
         for job in view.unread_jobs:
             self._log_once(job, f"not deciding: {too_new(job)}")
+        verdicts = self._verdicts(view)
         for job in sorted(names.difference(view.unread_jobs)):
-            patience = min(patience, await self._decide(view, job))
+            patience = min(patience, await self._decide(view, job, verdicts))
         for gone in self._seen.keys() - names:
             del self._seen[gone]
         self._findings.hold(self._unprotected(view))
@@ -238,15 +241,18 @@ class Leader:
             self._report(Signal(NOT_REPLICATED, "store", Severity.WARNING, state, message))
         self._unreplicated = problem
 
-    async def _decide(self, view: ClusterView, job: str) -> float:
-        """Write revisions of ``job`` until the view requires no further one."""
+    async def _decide(self, view: ClusterView, job: str, verdicts: ByJob) -> float:
+        """Write revisions of ``job`` until the view requires no further one.
+
+        ``verdicts``: of the policies about ``view``.
+        """
         limits = self._config.limits
         for _ in range(MOST_REVISIONS):
             record = next((r for r in view.jobs if r.job == job), None)
             if record is not None:
                 self.counter.look(record, view, asyncio.get_running_loop().time())
             age = self._age(view, record, job)
-            after = self._next(view, record, job, age)
+            after = self._next(view, record, job, age, verdicts.get(job, ()))
             if after is record or after is None:
                 break
             expected = record.revision if record else 0
@@ -256,7 +262,8 @@ class Leader:
             await self._store.put_job(after, expected=expected)
             self._log_decision(record, after)
             self.counter.wrote(record, after, view)
-            view = structs.replace(view, jobs=(*(r for r in view.jobs if r.job != job), after))
+            view = view.with_record(after)
+            verdicts = self._verdicts(view)
         ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
         return min(ahead, default=self._config.poll_s) + 0.001
 
@@ -265,7 +272,12 @@ class Leader:
         return structs.replace(after, lease_epoch=epoch, v=written_version(before, view))
 
     def _next(
-        self, view: ClusterView, record: JobRecord | None, job: str, age: float
+        self,
+        view: ClusterView,
+        record: JobRecord | None,
+        job: str,
+        age: float,
+        verdicts: Sequence[Verdict],
     ) -> JobRecord | None:
         if record is None or record.state in ENDED:
             formed = form(view, job, before=record)
@@ -278,7 +290,7 @@ class Leader:
         after = steer(
             record,
             view,
-            self._verdicts(view, job),
+            verdicts,
             now=time.time(),
             age=age,
             limits=self._config.limits,
@@ -289,9 +301,13 @@ class Leader:
             return record
         return after
 
-    def _verdicts(self, view: ClusterView, job: str) -> list[Verdict]:
-        found = rulings(self._policies, view, self._config.breaker)
-        return [r.verdict for r in found if r.verdict.job == job and not r.held_back]
+    def _verdicts(self, view: ClusterView) -> ByJob:
+        """What the policies want of each job, as far as it may be done."""
+        found: dict[str, list[Verdict]] = {}
+        for ruling in rulings(self._policies, view, self._config.breaker):
+            if not ruling.held_back:
+                found.setdefault(ruling.verdict.job, []).append(ruling.verdict)
+        return found
 
     def _age(self, view: ClusterView, record: JobRecord | None, job: str) -> float:
         """How long this leader has seen the job unchanged."""

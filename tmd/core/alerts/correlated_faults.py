@@ -62,6 +62,8 @@ def _before(raises: Sequence[_Raised]) -> Iterator[tuple[_Raised, _Raised]]:
 
 
 def _limited(host: HostStatus, shared: dict[str, str], rules: BreakerRules) -> HostStatus:
+    if not host.alerts:
+        return host
     alerts = []
     for alert in host.alerts:
         if alert.strategy is Strategy.OBSERVE:

@@ -123,14 +123,13 @@ class PlanFacts:
 
     def __init__(self, view: ClusterView, job: str) -> None:
         self.view = view
-        self.status: dict[str, WorkerStatus] = view.workers(job)
+        self.status = view.workers(job)
         self._roles = {w.rank: w.role for w in self.status.values() if w.rank is not None}
         self._exits = view.exits(job)
         self._failed = {
             a.entity
-            for h in view.hosts
-            for a in h.alerts
-            if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and a.job == job
+            for a in view.findings(job)
+            if a.severity is Severity.FATAL and a.strategy is Strategy.ACT
         }
 
     def exited(self, worker: str) -> int | None:

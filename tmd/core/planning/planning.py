@@ -85,7 +85,7 @@ def unformed(view: ClusterView, job: str) -> str:
         return f"the job is not formed: {'; '.join(why)}: {REMEDY}"
     waiting = {
         host.host: w.world_size
-        for host in view.hosts
+        for host in view.hosts_of(job)
         for w in host.workers
         if w.job == job and w.activity is Activity.STARTING and w.address
     }
@@ -101,7 +101,7 @@ def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
     drained = barred(view)
     found = [
         (host.host, w)
-        for host in view.hosts
+        for host in view.hosts_of(job)
         if not (host.standby or host.host in drained)
         for w in host.workers
         if w.job == job and w.activity is Activity.STARTING and w.address

@@ -91,11 +91,7 @@ def shortfall(
     found = [
         f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))
     ]
-    starting = sum(
-        w.job == record.job and w.activity is Activity.STARTING
-        for host in view.hosts
-        for w in host.workers
-    )
+    starting = sum(w.activity is Activity.STARTING for w in view.workers(record.job).values())
     if starting:
         found.append(f"{starting} still starting")
     if len(found) > MOST_NAMED:

@@ -79,7 +79,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
     members = (facts.status.get(m.worker) for m in record.membership.members)
     carrier = commonest(status for status in members if status is not None)
     found = []
-    for host in view.hosts:
+    for host in view.hosts_of(record.job):
         why = DRAINED.format(host.host) if host.host in drained else _unwelcome(host)
         ails, doubted = _ailment(host) is not None, any(map(_is_grave, host.alerts))
         for w in host.workers:
@@ -137,8 +137,8 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
 
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
     """Those of ``members`` whose hosts need not be vacated soon."""
-    leaving = in_reserve(view) | {h.host for h in view.hosts if _ailment(h) is not None}
-    return [m for m in members if m.host not in leaving]
+    reserve = in_reserve(view)
+    return [m for m in members if m.host not in reserve and not _ails(view.host(m.host))]
 
 
 def _unwelcome(host: HostStatus) -> str:
@@ -154,6 +154,10 @@ def _unwelcome(host: HostStatus) -> str:
 def _ailment(host: HostStatus) -> Alert | None:
     """The finding for which a rank would be moved off ``host`` again."""
     return next((a for a in host.alerts if _is_grave(a) and a.strategy is Strategy.ACT), None)
+
+
+def _ails(host: HostStatus | None) -> bool:
+    return host is not None and _ailment(host) is not None
 
 
 def _is_grave(alert: Alert) -> bool:
@@ -224,7 +228,11 @@ def assigned(
     """
     found: dict[int, Member] = {}
     sound, reserve = set(lasting(facts.view, spare)), in_reserve(facts.view)
-    doubted = {h.host for h in facts.view.hosts if any(map(_is_grave, h.alerts))}
+    doubted = {
+        m.host
+        for m in spare
+        if (host := facts.view.host(m.host)) and any(map(_is_grave, host.alerts))
+    }
 
     def order(rank: int, member: Member) -> tuple[bool, bool, int, bool, bool, bool, bool]:
         status = facts.status[member.worker]

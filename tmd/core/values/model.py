@@ -6,14 +6,23 @@ this module. Times named ``*_at`` are wall-clock seconds for people; no decision
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
+from tmd.core.values.alert import GPU as GPU
+from tmd.core.values.alert import Alert as Alert
+from tmd.core.values.alert import Severity as Severity
+from tmd.core.values.alert import Signal as Signal
+from tmd.core.values.alert import State as State
+from tmd.core.values.alert import Strategy as Strategy
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.demands import Urgency as Urgency
 from tmd.core.values.demands import Verdict as Verdict
+from tmd.core.values.host_index import HostIndex
 from tmd.core.values.membership import Member as Member
 from tmd.core.values.membership import Membership as Membership
 from tmd.core.values.pace import Pace
@@ -118,88 +127,6 @@ class Exit(Struct, frozen=True):
     """Exit status, as in :mod:`subprocess`; ``None`` while the kernel still ends the process."""
     at: float
     """Time at which its end was first seen."""
-
-
-# --- findings -------------------------------------------------------------------------------------
-
-
-GPU = "pci:"
-"""Prefix of the entity of a finding about a GPU, followed by its PCI address."""
-
-
-class Severity(StrEnum):
-    INFO = "info"
-    WARNING = "warning"
-    DEGRADED = "degraded"  # still works; ranks should be moved away in an orderly way
-    FATAL = "fatal"  # has stopped working
-
-    @property
-    def grade(self) -> int:
-        """Higher is graver."""
-        return _GRADES[self]
-
-
-_GRADES = {severity: grade for grade, severity in enumerate(Severity)}
-
-
-class State(StrEnum):
-    RAISED = "raised"
-    CLEARED = "cleared"
-
-
-class Strategy(StrEnum):
-    """Permission of a detector's findings (config, per detector)."""
-
-    OBSERVE = "observe"
-    ADVISE = "advise"
-    ACT = "act"
-
-
-class Signal(Struct, frozen=True):
-    """One fact stated by a detector, without a judgement; triage judges."""
-
-    code: str
-    """The kind of fact, dotted: ``trainer.exited``."""
-    entity: str
-    """The object concerned: a worker id, ``nic:eth0``, ``host``, a GPU: ``pci:0000:3b:00.0``."""
-    severity: Severity
-    state: State = State.RAISED
-    message: str = ""
-    job: str = ""
-    evidence: tuple[str, ...] = ()
-    count: int = 1
-    """Occurrences since the previous signal about it: a storm is one signal."""
-    event: str = ""
-    """Unique name, for this code and host, of an event that happens only once (that worker's exit):
-    a restarted daemon that sees it again raises no new alert."""
-
-
-class Alert(Struct, frozen=True):
-    """A raised or cleared finding; published, and part of the host status while raised."""
-
-    id: str
-    host: str
-    detector: str
-    code: str
-    entity: str
-    severity: Severity
-    state: State
-    message: str
-    job: str
-    strategy: Strategy
-    count: int
-    at: float
-    evidence: tuple[str, ...] = ()
-    stated: Severity | None = None
-    """The detector's severity, if repetitions have raised it."""
-    v: int = 1
-    """Version of this schema."""
-
-    def may_concern(self, worker: WorkerStatus) -> bool:
-        """Whether it may affect ``worker``, on the same host: not if it is about a GPU that the
-        worker does not use."""
-        about_gpu = self.entity.startswith(GPU)
-        return not (about_gpu and worker.devices) or self.entity in worker.devices
 
 
 # --- the status of a host -------------------------------------------------------------------------
@@ -373,7 +300,7 @@ class JobRecord(Struct, frozen=True):
         return any(p.request == request.id and p.phase is Phase.DONE for p in self.history)
 
 
-class ClusterView(Struct, frozen=True):
+class ClusterView(Struct, frozen=True, dict=True):
     """One consistent snapshot of the cluster: the only input of a policy."""
 
     hosts: tuple[HostStatus, ...] = ()
@@ -388,13 +315,33 @@ class ClusterView(Struct, frozen=True):
     unread_jobs: tuple[str, ...] = ()
     """Jobs whose records have another version, so that they are not among ``jobs``."""
 
-    def workers(self, job: str) -> dict[str, WorkerStatus]:
-        """Statuses of all workers of ``job`` on hosts with a heartbeat."""
-        return {w.worker: w for h in self.hosts for w in h.workers if w.job == job}
+    @cached_property
+    def _index(self) -> HostIndex:
+        return HostIndex(self.hosts)
 
-    def exits(self, job: str) -> dict[str, Exit]:
+    def workers(self, job: str) -> Mapping[str, WorkerStatus]:
+        """Statuses of all workers of ``job`` on hosts with a heartbeat."""
+        return self._index.workers.get(job, {})
+
+    def exits(self, job: str) -> Mapping[str, Exit]:
         """Known exits of workers of ``job``."""
-        return {e.worker: e for h in self.hosts for e in h.exits if e.job == job}
+        return self._index.exits.get(job, {})
+
+    def hosts_of(self, job: str) -> Collection[HostStatus]:
+        """Hosts with workers of ``job``."""
+        return self._index.of_job.get(job, {}).values()
+
+    def findings(self, job: str) -> Sequence[Alert]:
+        """Findings of all hosts about ``job``."""
+        return self._index.alerts.get(job, ())
+
+    def with_record(self, record: JobRecord) -> ClusterView:
+        """The view once ``record`` is written."""
+        others = (r for r in self.jobs if r.job != record.job)
+        after = structs.replace(self, jobs=(*others, record))
+        if "_index" in self.__dict__:  # the hosts are the same
+            after.__dict__["_index"] = self._index
+        return after
 
     def host(self, name: str) -> HostStatus | None:
-        return next((h for h in self.hosts if h.host == name), None)
+        return self._index.hosts.get(name)

@@ -252,7 +252,7 @@ def _standbys(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]
         )
 
 
-def _plan(job: str, plan: MigrationPlan, exits: dict[str, Exit]) -> PlanRow:
+def _plan(job: str, plan: MigrationPlan, exits: Mapping[str, Exit]) -> PlanRow:
     moves = [(m.rank, m.leaver.host, m.joiner.host if m.joiner else "") for m in plan.moves]
     return PlanRow(
         job=job,
