@@ -10,7 +10,7 @@ from msgspec import structs
 from tests.daemon.tasks import running
 from tmd.core.values.model import RECORD_VERSION, State
 from tmd.daemon.agents import AgentServer, AgentSocket
-from tmd.daemon.executor import Executor
+from tmd.daemon.executor import ALL_S, Executor
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
@@ -52,7 +52,9 @@ def build(data, tmp_path, roster, reported):
 
 
 @pytest.fixture
-def executor(build):
+def executor(build, roster):
+    """On a host with a worker of the job."""
+    roster.report(worker_status("h1/job/0.a"), now=0.0)
     return build()
 
 
@@ -146,6 +148,46 @@ async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, exec
         later = executor._records.jobs["job"].revision
 
     assert (at_once, later) == (1, 2)
+
+
+async def test_a_job_without_workers_here_is_read_every_few_seconds(data, build, record):
+    """A hundred jobs on ten thousand hosts: no host reads what concerns others each second."""
+    executor = build()
+    revisions = []
+    async with running(executor):
+        await asyncio.sleep(0.01)
+        for revision in (1, 2):
+            await data.client().put_job(record(revision=revision), expected=revision - 1)
+            for wait_s in (2.0, ALL_S):
+                await asyncio.sleep(wait_s)
+                known = executor._records.jobs.get("job")
+                revisions.append(known.revision if known else 0)
+
+    assert revisions == [0, 1, 1, 2]
+
+
+async def test_a_store_that_is_back_is_compared_with_all_records_at_once(data, build, record):
+    """It may have lost the record of a job that has no worker anywhere."""
+    await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
+    executor = build()
+    async with running(executor):
+        await asyncio.sleep(0.01)
+        data.wipe()
+        executor.look_at_all()
+        await asyncio.sleep(0.01)
+
+    assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
+
+
+async def test_a_new_worker_has_the_record_of_its_job_read(data, build, roster, record):
+    executor = build()
+    async with running(executor):
+        await asyncio.sleep(0.01)
+        await data.client().put_job(record(), expected=0)
+        roster.report(worker_status("h1/job/0.a"), now=0.0)
+        await asyncio.sleep(0.01)
+
+    assert "job" in executor._records.jobs
 
 
 async def test_an_outage_only_delays(data, executor, record):

@@ -61,7 +61,7 @@ class Fixed(MemoryStore):
         return client
 
 
-def job(number: int) -> tuple[list[HostStatus], JobRecord]:
+def job(number: int) -> tuple[list[Watched], JobRecord]:
     """One that trains on hosts of its own, with a standby."""
     name = f"job{number}"
     hosts, members = [], []

@@ -28,7 +28,7 @@ from tmd.core.values.model import (
     Strategy,
 )
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon.bus import Topic
+from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import worker_status
@@ -336,8 +336,41 @@ async def test_changes_wake_the_others(clients, record):
         await other.drain(DrainRequest("h1", "d1"))
         heard = [await next_topic(wakes) for _ in range(4)]
 
-    assert first is Topic.ALL
-    assert heard == [Topic.HOSTS, Topic.JOBS, Topic.LEASE, Topic.ALL]
+    assert first == Wake(Topic.ALL)
+    assert heard == [
+        Wake(Topic.HOSTS),
+        Wake(Topic.JOBS, "job"),
+        Wake(Topic.LEASE),
+        Wake(Topic.ALL),
+    ]
+
+
+async def test_a_change_of_a_host_wakes_the_leader_alone(clients, record):
+    """Ten thousand daemons need not hear of each: the next of the others is about a job."""
+    store, leader, other = clients(), clients(), clients()
+    await leader.acquire("a|1", ttl_s=5, floor=0)
+    async with aclosing(leader.wakes("a|1")) as hers, aclosing(other.wakes("b")) as theirs:
+        assert await next_topic(hers) == await next_topic(theirs) == Wake(Topic.ALL)
+        await store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=True)
+        await store.put_job(record(), expected=0)
+        heard = await next_topic(hers), await next_topic(theirs)
+
+    assert heard == (Wake(Topic.HOSTS), Wake(Topic.JOBS, "job"))
+
+
+async def test_named_records_are_read_and_read_again(store, record):
+    """Unchanged ones, changed ones, those that are gone, and names of no job."""
+    await store.put_job(record(), expected=0)
+    await store.put_job(record(job="other"), expected=0)
+    first = await store.jobs_named(["job", "none"])
+    again = await store.jobs_named(["other", "job"])
+    await store.put_job(record(revision=2), expected=1)
+    changed = await store.jobs_named(["job"])
+
+    assert first.records == (record(),)
+    assert again.records == (record(), record(job="other"))
+    assert changed.records == (record(revision=2),)
+    assert (await store.jobs_named([])).records == ()
 
 
 async def test_an_expired_alert_does_not_count_as_lost(redis_url):

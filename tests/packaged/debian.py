@@ -37,8 +37,10 @@ def bootstrapped(folder: Path) -> Path:
     """The root of a fresh Debian, made from the package index in about a minute."""
     needs_root()
     made = subprocess.run(
-        [program("debootstrap", "debootstrap"), "--variant=minbase", f"--include={PACKAGES}"]
-        + [RELEASE, str(folder)],
+        [
+            *(program("debootstrap", "debootstrap"), "--variant=minbase"),
+            *(f"--include={PACKAGES}", RELEASE, str(folder)),
+        ],
         capture_output=True,
         text=True,
         timeout=BOOTSTRAP_S,
@@ -63,8 +65,10 @@ def booted(root: Path, script: str) -> dict[str, str]:
     wanted.mkdir(exist_ok=True)
     (wanted / unit.name).symlink_to(f"/etc/systemd/system/{unit.name}")
     guest = subprocess.run(
-        [program("systemd-nspawn", "systemd-container"), "--directory", str(root), "--boot"]
-        + ["--private-network", "--register=no", "--keep-unit", "--console=pipe"],
+        [
+            *(program("systemd-nspawn", "systemd-container"), "--directory", str(root), "--boot"),
+            *("--private-network", "--register=no", "--keep-unit", "--console=pipe"),
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

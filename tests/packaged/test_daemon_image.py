@@ -140,12 +140,12 @@ def stop() -> None:
 def answer(images: Images, inside: list[str], daemon: subprocess.Popen[bytes]) -> str:
     """What ``tmd status`` says once the daemon has written its status."""
     deadline = time.monotonic() + 60
-    while True:
+    shown = ""
+    while '"inside"' not in shown:
         assert daemon.poll() is None, "the daemon ended"
+        assert time.monotonic() < deadline, shown
         try:
             shown = images.do(*inside, "tmd", "status", "--json")
-            if '"inside"' in shown:
-                return shown
         except subprocess.CalledProcessError as error:
-            assert time.monotonic() < deadline, error.stderr
-        assert time.monotonic() < deadline, shown
+            shown = error.stderr
+    return shown

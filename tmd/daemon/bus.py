@@ -7,9 +7,9 @@ may raise :class:`StoreUnavailable`. Callers back off and read again; they never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import structs
@@ -26,10 +26,16 @@ from tmd.daemon.job_records import StoredJobs
 class Topic(StrEnum):
     """Subject of a wake-up. It is only a hint: every loop also reads again on its own period."""
 
-    HOSTS = "hosts"  # a host published an urgent status
-    JOBS = "jobs"  # a record changed
+    HOSTS = "hosts"  # a host published an urgent status; only the leader hears of it
+    JOBS = "jobs"  # the record of a job changed
     LEASE = "lease"  # the leader stepped down
     ALL = "all"  # anything: an operator's request, a restored record, a new subscription
+
+
+class Wake(NamedTuple):
+    topic: Topic
+    job: str = ""
+    """Of the record that changed; empty if it is not known."""
 
 
 class Store(Protocol):
@@ -40,6 +46,10 @@ class Store(Protocol):
 
     async def jobs(self) -> StoredJobs:
         """The job records alone."""
+
+    async def jobs_named(self, names: Collection[str]) -> StoredJobs:
+        """The records of these jobs, as far as there are any: what a host reads of a cluster with
+        many jobs."""
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         """Write the heartbeat; the status expires after ``ttl_s``."""
@@ -121,8 +131,12 @@ class Store(Protocol):
     async def set_breaker(self, breaker: Breaker) -> None:
         """Open or close the circuit breaker. Not fenced: opening it can only prevent actions."""
 
-    def wakes(self) -> AsyncIterator[Topic]:
-        """Wake-ups as they arrive, starting with one ``ALL``."""
+    def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
+        """Wake-ups as they arrive, starting with one ``ALL``.
+
+        ``holder``: the candidate that listens, which hears of hosts only while it holds the lease;
+        an observer, without a name, always hears of them.
+        """
 
     async def close(self) -> None: ...
 

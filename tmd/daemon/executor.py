@@ -1,12 +1,17 @@
 """Keeps the local records current and has the directives pushed that follow from them.
 
+The records of the jobs that have workers here are read each second, those of all others every few
+seconds: a cluster may have a hundred jobs on ten thousand hosts.
+
 It also restores a record that the store lost or has in an older revision, and reports records that
 a later version of tmd wrote: on the hosts of the job's workers, and where the leader is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import math
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
@@ -17,19 +22,22 @@ from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import JobRecord
 from tmd.core.values.view_checks import too_new
 from tmd.daemon.agents import AgentServer
-from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.bus import Store
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
+from tmd.daemon.job_records import StoredJobs
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 
 log = structlog.get_logger("tmd.executor")
 
+ALL_S = 10.0
+"""Interval at which all records are read."""
 OVER = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
 
 
 class Executor:
-    """One per daemon. ``bell`` rings when a record may have changed."""
+    """One per daemon. ``bell`` rings when a record may have changed, or a worker is new."""
 
     def __init__(
         self,
@@ -44,7 +52,7 @@ class Executor:
         report: RaiseFinding = lambda _: None,
     ) -> None:
         """``leads``: whether this daemon is the leader. ``report`` raises findings about jobs."""
-        self.bell = WakeEvent()
+        self.bell = roster.joined
         self._store = store
         self._records = records
         self._agents = agents
@@ -54,6 +62,8 @@ class Executor:
         self._leads = leads
         self._findings = JobFindings(report, OVER)
         self._refused: dict[str, int] = {}
+        self._all_at = -math.inf
+        """When all records are due."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -66,11 +76,27 @@ class Executor:
             self._store_health.worked(StoreLoop.RECORDS)
             await self.bell.wait(self._poll_s)
 
+    def look_at_all(self) -> None:
+        """Read the records of all jobs at once: the store may have lost any."""
+        self._all_at = -math.inf
+        self.bell.ring()
+
     async def turn(self) -> None:
         """Read the records once and apply them."""
-        records, unread = await self._store.jobs()
-        stored = {*(record.job for record in records), *unread}
-        lost = [r for job, r in self._records.jobs.items() if job not in stored]
+        own = self._roster.jobs
+        now = asyncio.get_running_loop().time()
+        if self._leads() or now >= self._all_at:
+            stored, asked = await self._store.jobs(), {*self._records.jobs}
+            self._all_at = now + ALL_S
+        else:
+            stored, asked = await self._store.jobs_named(own), self._records.jobs.keys() & own
+        await self._apply(stored, asked)
+
+    async def _apply(self, stored: StoredJobs, asked: Collection[str]) -> None:
+        """``asked``: known jobs whose records were looked for."""
+        records, unread = stored
+        there = {*(record.job for record in records), *unread}
+        lost = [self._records.jobs[job] for job in asked if job not in there]
         for record in records:
             match self._records.take(record):
                 case Receipt.OLDER:
@@ -86,7 +112,7 @@ class Executor:
                 log.warning("record restored", job=record.job, revision=record.revision)
 
     def _report_unread(self, unread: Sequence[str]) -> None:
-        own = {status.job for status in self._roster.statuses}
+        own = self._roster.jobs
         concerned = [job for job in unread if job in own or self._leads()]
         self._findings.hold({(RECORD_TOO_NEW, job): too_new(job) for job in concerned})
 

@@ -6,7 +6,7 @@ is not written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -93,6 +93,13 @@ def marks(known: Mapping[str, ReadRecord]) -> Iterator[str | bytes]:
     for name, read in known.items():
         if read.is_marked:
             yield from (name, read.mark)
+
+
+def demands(names: Collection[str], known: Mapping[str, ReadRecord]) -> Iterator[str | bytes]:
+    """Arguments of a script that sends the records of ``names``, and need not send ``known``."""
+    for name in names:
+        read = known.get(name)
+        yield from (name, read.mark if read is not None and read.is_marked else b"")
 
 
 def _by_job(reply: Reply, known: Mapping[str, ReadRecord]) -> dict[str, ReadRecord]:

@@ -79,6 +79,11 @@ class Candidate:
         """Whether a lease may have been granted whose answer has not come."""
 
     @property
+    def holder(self) -> str:
+        """The name under which it holds the lease."""
+        return self._config.holder
+
+    @property
     def unreplicated(self) -> str:
         """Why the lease may be lost if Redis fails over; empty if it is not."""
         return self._store.unreplicated

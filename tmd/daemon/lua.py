@@ -138,13 +138,13 @@ return 1
 )
 
 _RECORDS = """
--- Name, revision, fence, seal and record of each job, in turn; no record that the caller has read
--- with the same revision, fence and seal. A record may have a megabyte, and every host reads all of
--- them each second.
-local function jobs(key)
+-- Name, revision, fence, seal and record of each of the jobs, in turn; no record that the caller
+-- has read with the same revision, fence and seal. A record may have a megabyte, and the hosts of
+-- a job ask for it each second.
+local function jobs(names)
   local found, known = {}, {}
   for n = 2, #ARGV, 2 do known[ARGV[n]] = ARGV[n + 1] end
-  for _, name in ipairs(redis.call('SMEMBERS', key)) do
+  for _, name in ipairs(names) do
     if is_name(name) then
       local place, mark = ARGV[1] .. 'job:' .. name, {}
       for n, each in ipairs({'revision', 'fence', 'seal'}) do mark[n] = field(place, each) or '' end
@@ -166,7 +166,19 @@ JOBS = (
     + _RECORDS
     + """
 -- KEYS jobs   ARGV prefix; name, and revision, fence and seal, of each known record
-return jobs(KEYS[1])
+return jobs(redis.call('SMEMBERS', KEYS[1]))
+"""
+)
+
+JOBS_NAMED = (
+    _CHECKED
+    + _RECORDS
+    + """
+-- KEYS jobs   ARGV prefix; name, and revision, fence and seal, of each record that is asked for;
+-- these are empty if it is not known
+local names = {}
+for n = 2, #ARGV, 2 do table.insert(names, ARGV[n]) end
+return jobs(names)
 """
 )
 
@@ -186,7 +198,8 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   end
 end
 local paused, breaker = redis.call('EXISTS', KEYS[5]), value(KEYS[6])
-return {hosts, jobs(KEYS[2]), fields(KEYS[3]), fields(KEYS[4]), paused, breaker or false}
+local records = jobs(redis.call('SMEMBERS', KEYS[2]))
+return {hosts, records, fields(KEYS[3]), fields(KEYS[4]), paused, breaker or false}
 """
 )
 
@@ -239,7 +252,10 @@ PUT_HOST = """
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[2], ARGV[2])
 if ARGV[5] == '1' then
-  redis.call('PUBLISH', ARGV[1] .. 'wake', 'hosts')
+  -- Only the leader decides on it: ten thousand hosts would be woken for nothing.
+  local held = redis.call('GETRANGE', ARGV[1] .. 'leader', 0, 999)
+  redis.call('PUBLISH', ARGV[1] .. 'wake:' .. (string.match(held, '^(.*)|%d+$') or ''), 'hosts')
+  redis.call('PUBLISH', ARGV[1] .. 'wake:hosts', 'hosts')
 end
 return 1
 """

@@ -37,6 +37,8 @@ class Roster:
 
     def __init__(self) -> None:
         self.urgent = WakeEvent()
+        self.joined = WakeEvent()
+        """Rings when a worker is new."""
         self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
         self._feeds: set[StatusFeed] = set()
@@ -44,6 +46,11 @@ class Roster:
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(known.status for known in self.workers.values())
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs with live workers here."""
+        return {known.status.job for known in self.workers.values()}
 
     def ended(self, worker: str) -> bool:
         """Whether the worker has exited."""
@@ -66,6 +73,7 @@ class Roster:
         if known is None:
             known = self.workers[status.worker] = KnownWorker(status, now)
             urgent = True
+            self.joined.ring()
         else:
             urgent = is_urgent(known.status, status)
             known.status, known.heard_at, known.connected = status, now, True

@@ -25,7 +25,7 @@ from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.core.values.model import Signal, Strategy
 from tmd.core.values.reasons import os_reason
 from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
-from tmd.daemon.bus import Store, Topic, WakeEvent
+from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
 from tmd.daemon.executor import Executor
 from tmd.daemon.health import HostHealth
 from tmd.daemon.injections import Injections
@@ -175,26 +175,30 @@ class Service:
 
     async def _wakes(self) -> None:
         """Ring the wake events. A missed wake-up delays work by at most one period."""
-        bells: dict[Topic, tuple[WakeEvent, ...]] = {
-            Topic.HOSTS: (self.leader.bell,),
-            Topic.JOBS: (self.executor.bell,),
-            Topic.LEASE: (self.candidate.vacant,),
-            # A store that is back may be empty: the watcher checks that it has this host's alerts.
-            Topic.ALL: (
-                self.leader.bell,
-                self.executor.bell,
-                self.watcher.posted,
-                self.health.bell,
-            ),
-        }
         while True:
             try:
-                async for topic in self._store.wakes():
+                async for wake in self._store.wakes(self.candidate.holder):
                     self.store_health.worked(StoreLoop.WAKE_UPS)
-                    for bell in bells[topic]:
-                        bell.ring()
+                    self._ring(wake)
             except StoreUnavailable as error:
                 await self.store_health.failed(StoreLoop.WAKE_UPS, error)
+
+    def _ring(self, wake: Wake) -> None:
+        match wake.topic:
+            case Topic.HOSTS:
+                self.leader.bell.ring()
+            case Topic.JOBS:
+                if not wake.job or wake.job in self.roster.jobs:
+                    self.executor.bell.ring()
+            case Topic.LEASE:
+                self.candidate.vacant.ring()
+            case Topic.ALL:
+                # A store that is back may be empty: this host looks whether its records and alerts
+                # are there.
+                self.leader.bell.ring()
+                self.executor.look_at_all()
+                self.watcher.posted.ring()
+                self.health.bell.ring()
 
 
 def _leader_config(settings: Settings, holder: str) -> LeaderConfig:

@@ -11,7 +11,7 @@ retries by itself: a blocked renewal would outlive the lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
@@ -26,9 +26,9 @@ from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua, redis_errors
-from tmd.daemon.bus import Topic
+from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.codec import Codec, paired, text
-from tmd.daemon.job_records import RecordReader, StoredJobs, marks
+from tmd.daemon.job_records import RecordReader, StoredJobs, demands, marks
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.replication import Replication, longest_wait
 from tmd.daemon.statuses import read_hosts
@@ -75,6 +75,7 @@ class RedisStore:
         self._codec = Codec(key, self._prefix)
         self._hosts: dict[bytes, HostStatus] = {}
         self._records = RecordReader(self._codec)
+        self._named = RecordReader(Codec(key, self._prefix))
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -112,6 +113,11 @@ class RedisStore:
     async def jobs(self) -> StoredJobs:
         known = self._records.known
         return self._records.read(await self._run(lua.JOBS, ["jobs"], *marks(known)), known)
+
+    async def jobs_named(self, names: Collection[str]) -> StoredJobs:
+        known = self._named.known
+        reply = await self._run(lua.JOBS_NAMED, ["jobs"], *demands(names, known)) if names else ()
+        return self._named.read(reply, known)
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, for display."""
@@ -187,7 +193,7 @@ class RedisStore:
         # Only now: nobody should act on a plan that a fail-over would lose. The record is stored,
         # and a lost wake-up only delays.
         with suppress(StoreUnavailable):
-            await self._wake(Topic.JOBS)
+            await self._wake(f"{Topic.JOBS} {record.job}")
 
     @property
     def unreplicated(self) -> str:
@@ -278,16 +284,16 @@ class RedisStore:
 
     # --- wake-ups ---------------------------------------------------------------------------------
 
-    async def wakes(self) -> AsyncIterator[Topic]:
+    async def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         try:
-            async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
-                await pubsub.subscribe(self._key("wake"))
-                yield Topic.ALL
+            async with self._redis.pubsub() as pubsub:
+                await pubsub.subscribe(self._key("wake"), self._key(f"wake:{holder or 'hosts'}"))
+                yield Wake(Topic.ALL)
                 probed = False
                 while True:
                     message = await pubsub.get_message(timeout=LISTEN_S)
                     if message is not None and message["type"] == "message":
-                        yield _topic(message["data"])
+                        yield _wake(message["data"])
                     elif message is None and probed:
                         raise StoreUnavailable(f"{self._place}: the subscription is silent")
                     elif message is None:
@@ -300,8 +306,8 @@ class RedisStore:
     async def close(self) -> None:
         await disconnect(self._redis)
 
-    async def _wake(self, topic: Topic = Topic.ALL) -> None:
-        await self._ask(self._redis.publish(self._key("wake"), topic.value))
+    async def _wake(self, what: str = Topic.ALL) -> None:
+        await self._ask(self._redis.publish(self._key("wake"), what))
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -375,11 +381,12 @@ def _check_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-def _topic(data: Any) -> Topic:
+def _wake(data: Any) -> Wake:
+    topic, _, job = bytes(data).decode(errors="replace").partition(" ")
     try:
-        return Topic(bytes(data).decode())
+        return Wake(Topic(topic), job)
     except ValueError:
-        return Topic.ALL
+        return Wake(Topic.ALL)
 
 
 def _with_seal(sealed: bytes) -> tuple[bytes, bytes]:

@@ -7,7 +7,7 @@ daemon its own connection to it. Time is the event loop's, so fake-time tests wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from msgspec import json
 
@@ -17,7 +17,7 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon.bus import Topic
+from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.job_records import StoredJobs, read_record, sorted_out
 from tmd.daemon.statuses import read_hosts
 
@@ -32,7 +32,7 @@ class MemoryStore:
         """Why no replica takes over what is written now; empty if one does."""
         self.clock_epoch = 1_000
         """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
-        self._listeners: set[asyncio.Queue[Topic | None]] = set()
+        self._listeners: set[tuple[str, asyncio.Queue[Wake | None]]] = set()
         self.stream: list[Alert] = []
         self.before = 0
         """Alerts of earlier lives: cursors go on across :meth:`wipe`, as those of Redis do."""
@@ -59,26 +59,28 @@ class MemoryStore:
     def fall_away(self) -> None:
         """An outage: calls fail, subscriptions break. Set ``away = False`` to end it."""
         self.away = True
-        for queue in self._listeners:
+        for _, queue in self._listeners:
             queue.put_nowait(None)
 
     def client(self) -> MemoryClient:
         return MemoryClient(self)
 
-    def wake(self, topic: Topic) -> None:
-        for queue in self._listeners:
-            queue.put_nowait(topic)
+    def wake(self, topic: Topic, job: str = "") -> None:
+        for holder, queue in self._listeners:
+            if topic is not Topic.HOSTS or not holder or holder == (self.lease or ("",))[0]:
+                queue.put_nowait(Wake(topic, job))
 
-    async def listen(self) -> AsyncIterator[Topic]:
-        queue: asyncio.Queue[Topic | None] = asyncio.Queue()
-        self._listeners.add(queue)
+    async def listen(self, holder: str = "") -> AsyncIterator[Wake]:
+        queue: asyncio.Queue[Wake | None] = asyncio.Queue()
+        listener = (holder, queue)
+        self._listeners.add(listener)
         try:
-            yield Topic.ALL
-            while (topic := await queue.get()) is not None:
-                yield topic
+            yield Wake(Topic.ALL)
+            while (wake := await queue.get()) is not None:
+                yield wake
             raise StoreUnavailable("memory: away")
         finally:
-            self._listeners.discard(queue)
+            self._listeners.discard(listener)
 
 
 class MemoryClient:
@@ -115,6 +117,11 @@ class MemoryClient:
         await self._reach()
         records = self._store.records
         return sorted_out(read_record(records[job]) for job in sorted(records))
+
+    async def jobs_named(self, names: Collection[str]) -> StoredJobs:
+        await self._reach()
+        records = self._store.records
+        return sorted_out(read_record(records[job]) for job in sorted(records) if job in names)
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         now = await self._reach()
@@ -156,7 +163,7 @@ class MemoryClient:
             raise Conflict(f"{record.job}: revision is {stored}, expected {expected}")
         self._write(record, record.lease_epoch)
         self._unreplicated = self._store.unreplicated
-        self._store.wake(Topic.JOBS)
+        self._store.wake(Topic.JOBS, record.job)
 
     @property
     def unreplicated(self) -> str:
@@ -266,10 +273,10 @@ class MemoryClient:
         self._store.breaker = breaker
         self._store.wake(Topic.ALL)
 
-    async def wakes(self) -> AsyncIterator[Topic]:
+    async def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         await self._reach()
-        async for topic in self._store.listen():
-            yield topic
+        async for wake in self._store.listen(holder):
+            yield wake
 
     async def close(self) -> None:
         return None

@@ -18,6 +18,9 @@ SAFE_PART = 0.8
 """Share of the time to live, from before the request was sent, for which a holder trusts it."""
 
 JITTER = 0.2
+MOST_PERIODS = 3
+"""After so many periods of renewal a follower asks whatever the lease: the store may have lost it,
+or somebody may have stored one that does not lapse."""
 
 
 class Granted(Struct, frozen=True):
@@ -57,12 +60,13 @@ def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> flo
     """Seconds until the next request to the store. ``chance`` in [0, 1) spreads the candidates.
 
     A follower asks again just after the current lease can lapse, so that a dead leader is replaced
-    soon. ``None``: the store did not answer.
+    soon, and not before: ten thousand followers would ask thousands of times a second. ``None``:
+    the store did not answer.
     """
-    early = renew_s * (1 - JITTER * chance)
     if isinstance(answer, Denied):
-        return min(early, answer.remaining_s + 0.01 + 0.05 * chance)
-    return early
+        lapses = answer.remaining_s + 0.01 + 0.05 * chance
+        return min(lapses, MOST_PERIODS * renew_s)
+    return renew_s * (1 - JITTER * chance)
 
 
 class Receipt(StrEnum):

@@ -160,6 +160,10 @@ def _ails(host: HostStatus | None) -> bool:
     return host is not None and _ailment(host) is not None
 
 
+def _is_doubted(host: HostStatus | None) -> bool:
+    return host is not None and any(map(_is_grave, host.alerts))
+
+
 def _is_grave(alert: Alert) -> bool:
     return alert.severity in GRAVE and not alert.job
 
@@ -228,11 +232,7 @@ def assigned(
     """
     found: dict[int, Member] = {}
     sound, reserve = set(lasting(facts.view, spare)), in_reserve(facts.view)
-    doubted = {
-        m.host
-        for m in spare
-        if (host := facts.view.host(m.host)) and any(map(_is_grave, host.alerts))
-    }
+    doubted = {m.host for m in spare if _is_doubted(facts.view.host(m.host))}
 
     def order(rank: int, member: Member) -> tuple[bool, bool, int, bool, bool, bool, bool]:
         status = facts.status[member.worker]
