@@ -12,6 +12,8 @@ from tmd.core.values.reasons import in_words
 from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, LinkPurpose, dialer
 from tmd.fabric.link import Link
 
+CLOSED = "{} closed the handshake: it has another key, release of tmd or worker id"
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -62,6 +64,10 @@ class Caller:
         except LinkError:
             sock.close()
             raise
+        except ConnectionResetError as e:
+            # The peer had not read all that was sent when it closed.
+            sock.close()
+            raise LinkRefused(CLOSED.format(member.worker)) from e
         except OSError as e:
             sock.close()
             raise LinkError(f"handshake with {member.worker} failed: {in_words(e)}") from e
@@ -97,8 +103,6 @@ def _exactly(sock: socket.socket, count: int, deadline: float, peer: str) -> byt
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         more = sock.recv(count - len(data))
         if not more:
-            raise LinkRefused(
-                f"{peer} closed the handshake: it has another key, version or worker id"
-            )
+            raise LinkRefused(CLOSED.format(peer))
         data += more
     return data

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tmd.core.planning import failover
-from tmd.core.planning.carriers import REMEDY, commonest, mismatch
 from tmd.core.planning.hot_standbys import assign_shadows
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
@@ -25,6 +24,7 @@ from tmd.core.planning.migration import (
     transition,
     troubled_joiners,
 )
+from tmd.core.planning.peers import commonest, mismatch
 from tmd.core.planning.planned_moves import planned
 from tmd.core.planning.standby_reasons import reasons
 from tmd.core.planning.standbys import barred, candidates, in_reserve
@@ -56,8 +56,8 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
     """
     fresh = _fresh(view, job)
     size = len(fresh) and fresh[0][1].world_size
-    carrier = commonest(w for _, w in fresh)
-    fit = [(h, w) for h, w in fresh if not mismatch(w, carrier)]
+    common = commonest(w for _, w in fresh)
+    fit = [(h, w) for h, w in fresh if mismatch(w, common) is None]
     reserve = in_reserve(view)
     order = sorted((h in reserve, h, w.worker, w.address) for h, w in fit)
     if not size or len(order) < size:
@@ -79,10 +79,12 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
 def unformed(view: ClusterView, job: str) -> str:
     """Why a job with enough workers is not formed; empty if nobody has to do anything."""
     fresh = _fresh(view, job)
-    carrier = commonest(w for _, w in fresh)
-    why = [f"worker {w.worker}: {found}" for _, w in fresh if (found := mismatch(w, carrier))]
-    if why and len(fresh) - len(why) < fresh[0][1].world_size <= len(fresh):
-        return f"the job is not formed: {'; '.join(why)}: {REMEDY}"
+    common = commonest(w for _, w in fresh)
+    unlike = [(w, found) for _, w in fresh if (found := mismatch(w, common))]
+    if unlike and len(fresh) - len(unlike) < fresh[0][1].world_size <= len(fresh):
+        why = "; ".join(f"worker {w.worker}: {found.why}" for w, found in unlike)
+        remedies = "; ".join(dict.fromkeys(found.remedy for _, found in unlike))
+        return f"the job is not formed: {why}: {remedies}"
     waiting = {
         host.host: w.world_size
         for host in view.hosts_of(job)

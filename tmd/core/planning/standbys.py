@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from tmd.core.alerts.findings import BANNED, GRAVE
-from tmd.core.planning.carriers import REMEDY, commonest, mismatch
 from tmd.core.planning.migration import PlanFacts
+from tmd.core.planning.peers import Communication, commonest, mismatch
 from tmd.core.values.model import (
     Activity,
     Alert,
@@ -77,7 +77,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
         for move in plan.moves
     }
     members = (facts.status.get(m.worker) for m in record.membership.members)
-    carrier = commonest(status for status in members if status is not None)
+    common = commonest(status for status in members if status is not None)
     found = []
     for host in view.hosts_of(record.job):
         why = DRAINED.format(host.host) if host.host in drained else _unwelcome(host)
@@ -96,7 +96,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
                     worker=w.worker,
                 )
                 member = Member(worker=w.worker, host=host.host, address=w.address)
-                found.append(Standby(standing, member, why or _refusal(w, record, facts, carrier)))
+                found.append(Standby(standing, member, why or _refusal(w, record, facts, common)))
     return sorted(found)
 
 
@@ -129,8 +129,8 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
     """Standbys of the job, in the order of ``candidates``, fit or not.
 
     Excluded are standbys on hosts that are degraded, drained or banned, standbys that an acting
-    detector found unfit, standbys of another world size, and those whose collectives another
-    library carries.
+    detector found unfit, standbys of another world size, and those that cannot communicate with the
+    members.
     """
     return [s.member for s in line(view, record, facts) if not s.refusal]
 
@@ -172,11 +172,13 @@ def _about_host(alert: Alert) -> bool:
     return alert.strategy is Strategy.ACT and not alert.job
 
 
-def _refusal(status: WorkerStatus, record: JobRecord, facts: PlanFacts, carrier: str) -> str:
+def _refusal(
+    status: WorkerStatus, record: JobRecord, facts: PlanFacts, common: Communication
+) -> str:
     if status.world_size != record.world_size:
         return f"it is for a job of {status.world_size} ranks"
-    if why := mismatch(status, carrier):
-        return f"{why}: {REMEDY}"
+    if found := mismatch(status, common):
+        return str(found)
     return "it has ended" if facts.failing(status.worker) else ""
 
 

@@ -109,8 +109,8 @@ class WorkerStatus(Struct, frozen=True):
     unregistered: str = ""
     """What steps change although it is not registered; empty if unknown."""
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
-    carrier: str = ""
-    """What carries its collectives, with the version of a library; empty if unknown."""
+    carrier: str = ""  # of its collectives, with the version of a library; empty if unknown
+    protocol: int = 1  # the version, between workers, that it uses; 0.1.0 does not report it
 
     @property
     def unfit(self) -> str:

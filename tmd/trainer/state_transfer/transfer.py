@@ -10,7 +10,7 @@ from functools import partial
 
 from tmd.core.planning.directives import Arm, Directive, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.core.values.model import Move
+from tmd.core.values.model import Member, Move
 from tmd.fabric import Fabric, Link
 from tmd.trainer.protocol.offers import StateHeader
 from tmd.trainer.protocol.take_over import Takeover, state_purpose
@@ -18,6 +18,7 @@ from tmd.trainer.state_transfer import stream
 from tmd.trainer.state_transfer.fit import Fit
 from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
+from tmd.trainer.state_transfer.source_call import await_call, source_of
 from tmd.trainer.state_transfer.verification import StateVerification
 
 CONNECT_TIMEOUT_S = 10.0
@@ -115,10 +116,11 @@ class StateTransfer:
 
         Raises:
             LinkError: the source is gone, or the take-over was cancelled.
-            StateMismatch: the state does not fit, or other bytes arrived than were sent.
+            StateMismatch: the state does not fit, other bytes arrived than were sent, or the
+                source refuses links of this worker.
         """
         if takeover.link is None or takeover.header is None:
-            self._meet(takeover, cancelled)
+            self._meet(takeover, cancelled, source_of(takeover.directive))
         link, header = takeover.link, takeover.header
         assert link is not None
         assert header is not None
@@ -165,9 +167,11 @@ class StateTransfer:
             owned.pop_all()
             self._verification.take(directive, link, self._state.digest(step))
 
-    def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
+    def _meet(
+        self, takeover: Takeover, cancelled: Callable[[], bool], source: Member | None = None
+    ) -> None:
         purpose = state_purpose(takeover.plan, takeover.rank)
-        link = self._fabric.accept(purpose, cancel=cancelled)
+        link = await_call(self._fabric, purpose, source, cancelled)
         takeover.started = time.monotonic()
         try:
             header = stream.consider(link)

@@ -15,7 +15,7 @@ from tmd.core.values.shadows import noted
 from tmd.core.values.snapshots import Kept
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerTransition, transition
-from tmd.fabric import Fabric
+from tmd.fabric import Fabric, handshake
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.devices import devices_of
 from tmd.trainer.state.replicas import Partition, group_of
@@ -39,8 +39,12 @@ class StatusReporter:
     def open(self, agent: Agent, fabric: Fabric) -> None:
         """Begin to report, once peers can reach this worker."""
         self._agent, self._fabric = agent, fabric
-        carrier = fabric.generations.carrier
-        self._status = structs.replace(self._status, address=fabric.address, carrier=carrier)
+        self._status = structs.replace(
+            self._status,
+            address=fabric.address,
+            carrier=fabric.generations.carrier,
+            protocol=handshake.VERSION,
+        )
         agent.start()
 
     def current(self) -> WorkerStatus:

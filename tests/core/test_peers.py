@@ -1,4 +1,4 @@
-"""Workers get ranks only if the same library carries their collectives."""
+"""Workers get ranks only if they can communicate with the others of their job."""
 
 from __future__ import annotations
 
@@ -54,3 +54,35 @@ def test_a_standby_whose_collectives_another_library_carries_gets_no_rank() -> N
     assert silent == ["s0", "s1"]
     assert chosen == ["s1"]
     assert "carried by own, those of the job by nccl 2.29.7: set TMD_CUDA" in why
+
+
+def test_workers_of_different_releases_never_form_a_job() -> None:
+    """They may not understand each other. The job waits, and says whose release differs."""
+    scene = starting(3)
+    for host, protocol in [("h0", 1), ("h1", 2), ("h2", 2)]:
+        scene.says(host, Activity.STARTING, protocol=protocol, world_size=2)
+    enough = form(scene.view, "job")
+    scene.statuses.clear()
+    scene.says("h0", Activity.STARTING, protocol=1, world_size=2)
+    scene.says("h1", Activity.STARTING, protocol=2, world_size=2)
+    why = unformed(scene.view, "job")
+
+    assert enough is not None
+    assert [m.host for m in enough.membership.members] == ["h1", "h2"]
+    assert form(scene.view, "job") is None
+    assert f"worker {values.worker('h0')}: it uses version 1 of the protocol" in why
+    assert "need the same release of tmd" in why
+
+
+def test_a_standby_of_another_release_gets_no_rank() -> None:
+    """It could refuse the rank as if its machine computed other bits, or break the step."""
+    scene = Scene(1)
+    scene.says("h0", Activity.TRAINING, rank=0, epoch=1, protocol=1)
+    scene.says("s0", Activity.STANDBY, protocol=2)
+    scene.says("s1", Activity.STANDBY, protocol=1)
+    chosen = [m.host for m in candidates(scene.view, scene.record, scene.facts)]
+    why = shortfall((0,), scene.view, scene.record, scene.facts)
+
+    assert chosen == ["s1"]
+    assert "uses version 2 of the protocol between workers, those of the job use version 1" in why
+    assert "start this one with that of the job, or the whole job again" in why

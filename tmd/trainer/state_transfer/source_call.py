@@ -1,0 +1,69 @@
+"""Waits for the source to call, and notices one that refuses links of this worker.
+
+The leader gives no rank to a worker of another release. A leader of an earlier release does not
+know that: the source could not reach this worker, and the job would stand until a deadline of the
+leader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tmd.core.planning.directives import Prepare, Sync
+from tmd.core.values.errors import LinkError, LinkRefused, StateMismatch
+from tmd.core.values.model import Member
+from tmd.fabric import Fabric, Link
+
+PATIENCE_S = 1.5
+CALL_S = 1.0
+ENOUGH = 2
+"""Refusals in a row: a source that dies in a handshake looks like one that refuses, once."""
+
+
+def await_call(
+    fabric: Fabric,
+    purpose: str,
+    source: Member | None,
+    cancelled: Callable[[], bool],
+    patience_s: float = PATIENCE_S,
+) -> Link:
+    """The link on which the source calls. ``source``: asked after ``patience_s`` whether it
+    refuses this worker; not if ``None``.
+
+    Raises:
+        LinkError: the wait was cancelled.
+        StateMismatch: the source refuses links of this worker.
+    """
+    if source is None:
+        return fabric.accept(purpose, cancel=cancelled)
+    refusals = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return fabric.accept(purpose, timeout=patience_s, cancel=cancelled)
+        except LinkError:
+            if time.monotonic() - began < patience_s or cancelled():
+                raise
+        why = _refusal(fabric, source)
+        refusals = refusals + 1 if why else 0
+        if refusals >= ENOUGH:
+            raise StateMismatch(f"no state can be had: {why}")
+
+
+def source_of(directive: Prepare | Sync) -> Member | None:
+    """The source that calls after ``directive``; ``None`` if this worker has called it before."""
+    if isinstance(directive, Prepare):
+        return None
+    return next(m.source for m in directive.moves if m.rank == directive.rank)
+
+
+def _refusal(fabric: Fabric, source: Member) -> str:
+    """Why ``source`` refuses links of this worker; empty if it does not, or does not answer."""
+    try:
+        fabric.connect(source, "greeting", timeout=CALL_S).close()
+    except LinkRefused as error:
+        return str(error)
+    except LinkError:
+        pass
+    return ""
