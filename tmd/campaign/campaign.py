@@ -16,6 +16,7 @@ from tmd.campaign.forking import fork_server
 from tmd.campaign.history import recorded, unlawful
 from tmd.campaign.judge import Observed, deviations, late_decisions
 from tmd.campaign.oracle import Oracle, differences, read_run, repeated
+from tmd.campaign.other_release import REMEDY, OtherRelease
 from tmd.campaign.play import Play
 from tmd.campaign.scenario import Network, Scenario, ServerKind, Story
 from tmd.campaign.stage import TTL_S, CampaignStage
@@ -65,8 +66,13 @@ class Audience(Protocol):
     def ended(self, result: Result) -> None: ...
 
 
-async def run(stories: Sequence[Story], audience: Audience) -> CampaignOutcome:
-    """Play all of them. All processes have ended when this returns or raises."""
+async def run(
+    stories: Sequence[Story], audience: Audience, other: OtherRelease | None = None
+) -> CampaignOutcome:
+    """Play all of them. All processes have ended when this returns or raises.
+
+    ``other``: for scenarios that need another release; they are skipped without one.
+    """
     began = time.monotonic()
     results: list[Result] = []
     endings: list[Ending] = []
@@ -77,7 +83,8 @@ async def run(stories: Sequence[Story], audience: Audience) -> CampaignOutcome:
             part = 0
             while rest:
                 folder = Path(name) / f"{number}{chr(ord('a') + part % 26)}{part // 26 or ''}"
-                found, ending = await _Cluster(story, folder, fork, oracle, audience).play(rest)
+                cluster = _Cluster(story, folder, fork, oracle, audience, other)
+                found, ending = await cluster.play(rest)
                 rest = rest[len(found) :]
                 part += 1
                 results += found
@@ -96,14 +103,16 @@ class _Cluster:
         fork: Sequence[str],
         oracle: Oracle,
         audience: Audience,
+        other: OtherRelease | None = None,
     ) -> None:
+        self._other = other
         self._story, self._folder, self._fork = story, folder, fork
         self._oracle, self._audience = oracle, audience
 
     async def play(self, scenarios: Sequence[Scenario]) -> tuple[list[Result], Ending | None]:
         """Results of the played scenarios, at least one, and the end of the job."""
         story, began = self._story, time.monotonic()
-        if all(why_not(story, s) for s in scenarios):
+        if all(self._why_not(s) for s in scenarios):
             return [self._skip(s) for s in scenarios], None
         self._audience.begins(story.name, "starting a cluster")
         seen, said = await self._on_stage(scenarios)
@@ -133,7 +142,8 @@ class _Cluster:
         steps, and faults of the cluster or of the end of its job."""
         seen: list[Observed] = []
         try:
-            async with CampaignStage(self._story, self._folder, self._fork) as stage:
+            stage = CampaignStage(self._story, self._folder, self._fork, self._other)
+            async with stage:
                 for number, scenario in enumerate(scenarios):
                     if number and await stage.nears_its_end():
                         break
@@ -156,7 +166,7 @@ class _Cluster:
         return Result(self._story.name, scenario, seen, tuple(said))
 
     async def _scenario(self, stage: CampaignStage, scenario: Scenario, number: int) -> Observed:
-        if why_not(self._story, scenario):
+        if self._why_not(scenario):
             return self._skip(scenario).seen
         self._audience.begins(self._story.name, scenario.name)
         observed = await Play(stage, scenario, f"{number}-{scenario.name}").run()
@@ -164,10 +174,13 @@ class _Cluster:
         self._audience.ended(Result(self._story.name, scenario, observed, found))
         return observed
 
+    def _why_not(self, scenario: Scenario) -> str:
+        return why_not(self._story, scenario, other=self._other is not None)
+
     def _skip(self, scenario: Scenario) -> Result:
         """The result of a scenario that this machine cannot play."""
         kinds = tuple(fault.kind for fault in scenario.faults)
-        reason = why_not(self._story, scenario)
+        reason = self._why_not(scenario)
         seen = Observed(scenario=scenario.name, kinds=kinds, skipped=reason)
         result = Result(self._story.name, scenario, seen)
         self._audience.ended(result)
@@ -185,9 +198,12 @@ class _Cluster:
         return [f"launchers ended with {wrong}"] if wrong else []
 
 
-def why_not(story: Story, scenario: Scenario) -> str:
-    """Why a scenario cannot be played on this machine; empty if it can."""
+def why_not(story: Story, scenario: Scenario, *, other: bool = False) -> str:
+    """Why a scenario cannot be played on this machine; empty if it can. ``other``: whether another
+    release is installed."""
     kinds = [KINDS[fault.kind] for fault in scenario.faults]
+    if not other and (story.cluster.needs_other or any(kind.needs_other for kind in kinds)):
+        return f"needs another release of tmd: {REMEDY}"
     if story.cluster.network is Network.NAMESPACES:
         kinds.append(KINDS["network.cut"])
     if story.cluster.redis is ServerKind.SENTINEL:

@@ -1,18 +1,22 @@
-"""A faulty detector for campaigns: it obeys its host's file, and a real entry point finds it."""
+"""A faulty detector for campaigns: it obeys its host's file, and a real entry point finds it.
+
+It imports only the plug-in API, so that daemons of other releases can load a copy of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
 
-NAME = "faulty"
+NAME, MODULE = "faulty", "tmd_campaign_faulty"
 DISTRIBUTION = {
     "METADATA": "Metadata-Version: 2.1\nName: tmd-campaign\nVersion: 0\n",
-    "entry_points.txt": f"[tmd.detectors]\n{NAME} = tmd.campaign.faulty_detector:FaultyDetector\n",
+    "entry_points.txt": f"[tmd.detectors]\n{NAME} = {MODULE}:FaultyDetector\n",
 }
 FLOOD = 50_000
 LOOK_S = 0.05
@@ -77,3 +81,4 @@ def install(folder: Path) -> None:
     place.mkdir(parents=True)
     for name, text in DISTRIBUTION.items():
         (place / name).write_text(text)
+    shutil.copyfile(__file__, folder / f"{MODULE}.py")

@@ -37,6 +37,8 @@ class FaultKind(Struct, frozen=True):
     """Name of the fault in :mod:`tmd.campaign.fault_actions`."""
     unable: Callable[[], str] = str
     """Returns why this machine cannot play it; empty if it can."""
+    needs_other: bool = False
+    """Whether it needs another release of tmd."""
 
     @property
     def group(self) -> str:

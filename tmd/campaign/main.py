@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +20,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tmd import embedded, extras
-from tmd.campaign import draw, page, reading
+from tmd.campaign import draw, other_release, page, reading
 from tmd.campaign.campaign import CampaignOutcome, Result, run
 from tmd.campaign.faults import KINDS
+from tmd.campaign.other_release import OtherRelease
 from tmd.campaign.scenario import Scenario, Story
 from tmd.cli import output
 from tmd.core.values.errors import ConfigError, TmdError
@@ -57,6 +59,10 @@ def play(
     rounds: Annotated[
         int, typer.Option(min=0, help="Instead: so many faults drawn at random, on one job.")
     ] = 0,
+    other: Annotated[
+        Path | None,
+        typer.Option(help="Virtual environment with another release of tmd, for 'upgrade'."),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the facts there; '-' is stdout.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page: FILE.html or FILE.md.")] = None,
 ) -> None:
@@ -73,22 +79,25 @@ def play(
         stories = (draw.drawn(drawable(stories), seed, rounds, cluster),)
     extras.need_trainer("tmd campaign run")
     embedded.check()
+    release = None if other is None else other_release.find(other)
     # With facts on stdout, messages go to stderr.
     console = output.console(markup=True, stderr=json == Path("-"))
-    command = repeat_command(files or (), only or (), seed, rounds)
+    words = () if other is None else ("--other", str(other))
+    command = repeat_command((*(files or ()), *words), only or (), seed, rounds)
     console.print(f"[dim]{escape(command)}[/]")
     try:
-        outcome = asyncio.run(_watched(stories, console))
+        outcome = asyncio.run(_watched(stories, console, release))
     except KeyboardInterrupt:
         console.print("interrupted; all processes of the campaign have ended")
         raise typer.Exit(INTERRUPTED) from None
     except (RuntimeError, TimeoutError) as error:
         raise TmdError(f"the campaign failed: {in_words(error)}") from error
     if json is not None:
-        _write(facts(outcome, seed, command), json)
+        _write(facts(outcome, seed, command, release), json)
     if report is not None:
         page.write(outcome, command, report)
-    summarise(console, outcome, lambda result: _how_again(result, files or (), seed, rounds))
+    again = partial(_how_again, files=files or (), more=words, seed=seed, rounds=rounds)
+    summarise(console, outcome, again)
     raise typer.Exit(0 if outcome.well else 1)
 
 
@@ -134,15 +143,19 @@ def repeat_command(files: Sequence[str], only: Sequence[str], seed: int, rounds:
     return shlex.join(words)
 
 
-def _how_again(result: Result, files: Sequence[str], seed: int, rounds: int) -> str:
+def _how_again(
+    result: Result, files: Sequence[str], more: Sequence[str], seed: int, rounds: int
+) -> str:
     if rounds:
         number = int(result.scenario.name.partition("-")[0])
-        return repeat_command(files, (), seed, number)
+        return repeat_command((*files, *more), (), seed, number)
     named = next((f for f in files if Path(f).stem == result.story), result.story)
-    return repeat_command((named,), (result.scenario.name,), seed, 0)
+    return repeat_command((named, *more), (result.scenario.name,), seed, 0)
 
 
-async def _watched(stories: Sequence[Story], console: Console) -> CampaignOutcome:
+async def _watched(
+    stories: Sequence[Story], console: Console, other: OtherRelease | None
+) -> CampaignOutcome:
     """Run with a progress display.
 
     Raises:
@@ -154,7 +167,7 @@ async def _watched(stories: Sequence[Story], console: Console) -> CampaignOutcom
         loop.add_signal_handler(number, interrupted.set)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        playing = asyncio.create_task(run(stories, CampaignScreen(stories, console, bar)))
+        playing = asyncio.create_task(run(stories, CampaignScreen(stories, console, bar), other))
         waiting = asyncio.create_task(interrupted.wait())
         await asyncio.wait((playing, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -204,12 +217,15 @@ def summarise(
     console.print(page.summary(outcome))
 
 
-def facts(outcome: CampaignOutcome, seed: int, command: str) -> dict[str, object]:
+def facts(
+    outcome: CampaignOutcome, seed: int, command: str, other: OtherRelease | None = None
+) -> dict[str, object]:
     """The outcome for programs."""
     return {
         "well": outcome.well,
         "seed": seed,
         "command": command,
+        "other": None if other is None else other.version,
         "seconds": outcome.seconds,
         "results": outcome.results,
         "endings": outcome.endings,

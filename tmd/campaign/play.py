@@ -13,7 +13,8 @@ from tmd.campaign.faults import KINDS
 from tmd.campaign.judge import Observed, expected, word
 from tmd.campaign.kind import Mend, Unfired
 from tmd.campaign.scenario import Expected, FaultPart, Scenario
-from tmd.campaign.stage import CampaignStage, live_plan, now
+from tmd.campaign.stage import CampaignStage, now
+from tmd.campaign.view_checks import live_plan
 from tmd.core.values.errors import StoreUnavailable, TmdError
 from tmd.core.values.model import FINAL, Alert, ClusterView, MigrationPlan, State
 from tmd.core.values.reasons import in_words

@@ -39,6 +39,13 @@ class Network(StrEnum):
     NAMESPACES = "namespaces"  # a network namespace for each host, joined by a bridge
 
 
+class ProcessKind(StrEnum):
+    """Processes of a host, which may be of another release."""
+
+    DAEMONS = "daemons"
+    WORKERS = "workers"  # and their launchers
+
+
 class ServerKind(StrEnum):
     """The kind of Redis server."""
 
@@ -64,6 +71,14 @@ class ClusterPart(Section, frozen=True):
     """A worker that commits nothing for this long without a wait for others hangs; 0 is never."""
     config: str = ""
     """More settings of tmd.toml, for all hosts."""
+    other: tuple[ProcessKind, ...] = ()
+    """Processes of the other release at the start, on all hosts or those of ``other_hosts``."""
+    other_hosts: tuple[str, ...] = ()
+
+    @property
+    def needs_other(self) -> bool:
+        """Whether another release must be installed."""
+        return bool(self.other)
 
     @property
     def active(self) -> tuple[str, ...]:
@@ -80,6 +95,16 @@ class ClusterPart(Section, frozen=True):
             tomllib.loads(self.config)
         except tomllib.TOMLDecodeError as error:
             raise Invalid(f"it is not valid TOML: {in_words(error)}", "config") from None
+        known = (*self.active, *self.spare)
+        if unknown := [host for host in self.other_hosts if host not in known]:
+            said = f"there is no host '{unknown[0]}'; there are {', '.join(known)}"
+            raise Invalid(said, "other_hosts")
+
+    def others(self, kind: ProcessKind) -> tuple[str, ...]:
+        """Hosts whose processes of that kind are of the other release at the start."""
+        if kind not in self.other:
+            return ()
+        return self.other_hosts or (*self.active, *self.spare)
 
 
 class JobPart(Section, frozen=True):

@@ -20,14 +20,16 @@ from tmd.campaign import faulty_detector
 from tmd.campaign.clocks import Clocks
 from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
+from tmd.campaign.other_release import OtherRelease
 from tmd.campaign.places import FOLDER, ORDERS, RELAY
 from tmd.campaign.relay import Relay, Weather
-from tmd.campaign.scenario import FaultPart, JobPart, Network, ServerKind, Story
+from tmd.campaign.scenario import FaultPart, JobPart, Network, ProcessKind, ServerKind, Story
 from tmd.campaign.servers import Private, WithSentinel
+from tmd.campaign.view_checks import followed, meant, rehearsed
 from tmd.campaign.waiting import until
 from tmd.core.values.errors import StoreUnavailable
-from tmd.core.values.model import FINAL, Activity, ClusterView, MigrationPlan, WorkerStatus
-from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
+from tmd.core.values.model import FINAL, ClusterView, WorkerStatus
+from tmd.demo.cluster import ClusterSpec, Installation, LocalCluster, describe, ready, workers
 
 JOB = Path(__file__).with_name("job.py")
 FOREVER = 1_000_000
@@ -41,7 +43,13 @@ TTL_S = 3.0
 class CampaignStage:
     """One cluster and one job, for all scenarios of a story."""
 
-    def __init__(self, story: Story, folder: Path, prefix: Sequence[str]) -> None:
+    def __init__(
+        self,
+        story: Story,
+        folder: Path,
+        prefix: Sequence[str],
+        other: OtherRelease | None = None,
+    ) -> None:
         self.story = story
         self.folder = folder
         self.ranks = list(story.cluster.active)
@@ -55,6 +63,8 @@ class CampaignStage:
         self.sentinel: WithSentinel | None = None
         self.networks: Namespaces | None = None
         self.clocks: Clocks | None = None
+        self.other = None if other is None else other.installation(self._plugins)
+        """Another release, if there is one."""
         self._prefix = tuple(prefix)
         self._ways: dict[tuple[str, str], int] = {}
         self._relay = Relay()
@@ -72,7 +82,7 @@ class CampaignStage:
         try:
             own = await self._surroundings()
             part = self.story.cluster
-            faulty_detector.install(self.folder / "plugin")
+            faulty_detector.install(self._plugins)
             spec = ClusterSpec(
                 folder=self.folder,
                 redis=self._url(),
@@ -93,9 +103,11 @@ class CampaignStage:
                     "TMD_DETECTORS__TRAINER__PROGRESS_TIMEOUT_S": str(part.hang_s),
                     # All hosts share this machine's cores, so step times mean nothing.
                     "TMD_DETECTORS__STRAGGLER__ENABLED": "false",
-                    "PYTHONPATH": os.pathsep.join((str(self.folder / "plugin"), *_python_path())),
+                    "PYTHONPATH": os.pathsep.join((str(self._plugins), *_python_path())),
                 },
                 own_environment=own,
+                daemons_from=self._others(ProcessKind.DAEMONS),
+                launchers_from=self._others(ProcessKind.WORKERS),
             )
             self.cluster = await self._stack.enter_async_context(LocalCluster(spec))
         except BaseException:
@@ -105,6 +117,15 @@ class CampaignStage:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    @property
+    def _plugins(self) -> Path:
+        return self.folder / "plugin"
+
+    def _others(self, kind: ProcessKind) -> dict[str, Installation]:
+        if self.other is None:
+            return {}
+        return dict.fromkeys(self.story.cluster.others(kind), self.other)
 
     # --- around the cluster -----------------------------------------------------------------------
 
@@ -211,8 +232,8 @@ class CampaignStage:
             return (
                 len(view.hosts) == len(self.hosts)
                 and ready(view, len(self.ranks), spare - hot)
-                and len(_followed(view)) >= hot
-                and (not part.rehearse or _rehearsed(view))
+                and len(followed(view)) >= hot
+                and (not part.rehearse or rehearsed(view))
                 and (plan is None or plan.phase in FINAL)
             )
 
@@ -249,8 +270,8 @@ class CampaignStage:
         """``fault`` with the rank that a hot standby follows now, if it is meant for that one."""
         if fault.where != "followed":
             return fault
-        view = await self.until(lambda v: bool(_followed(v)))
-        return structs.replace(fault, where=f"rank {min(_followed(view))}")
+        view = await self.until(lambda v: bool(followed(v)))
+        return structs.replace(fault, where=f"rank {min(followed(view))}")
 
     async def targets(self, where: str) -> list[str]:
         """Wait for the hosts that ``where`` denotes."""
@@ -284,8 +305,8 @@ class CampaignStage:
 
     async def worker(self, where: str) -> WorkerStatus:
         """Wait for the worker that ``where`` denotes."""
-        view = await self.until(lambda v: _meant(v, where) is not None)
-        status = _meant(view, where)
+        view = await self.until(lambda v: meant(v, where) is not None)
+        status = meant(view, where)
         assert status is not None
         return status
 
@@ -328,29 +349,6 @@ class CampaignStage:
 LEADS = ("leader", "follower")
 
 
-def _rehearsed(view: ClusterView) -> bool:
-    """Whether every standby has finished its rehearsals."""
-    waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
-    return all(w.rehearsed for w in waiting)
-
-
-def _followed(view: ClusterView) -> set[int]:
-    """Ranks that a hot standby could take over."""
-    assigned = view.jobs[0].shadows if view.jobs else ()
-    in_step = {
-        w.worker
-        for w in workers(view)
-        if w.activity is Activity.IN_STEP and w.shadow is not None and w.shadow.verified
-    }
-    return {a.rank for a in assigned if a.stay and a.member.worker in in_step}
-
-
-def live_plan(view: ClusterView) -> MigrationPlan | None:
-    """The live plan of the job."""
-    plan = view.jobs[0].plan if view.jobs else None
-    return plan if plan is not None and plan.phase not in FINAL else None
-
-
 def _last_step(part: JobPart) -> int:
     """The step at which the job waits until it is hurried."""
     return part.steps - part.steps // 10
@@ -367,28 +365,6 @@ def script(story: Story) -> tuple[str, ...]:
 def now() -> float:
     """The time for people and for marks of other processes."""
     return time.time()
-
-
-def _meant(view: ClusterView, where: str) -> WorkerStatus | None:
-    """The worker that ``where`` denotes in ``view``."""
-    word, _, named = where.partition(" ")
-    if not view.jobs:
-        return None
-    plan = view.jobs[0].plan
-    moves = plan.moves if plan is not None else ()
-    wanted: set[str] = set()
-    if word == "rank":
-        wanted = {view.jobs[0].membership.members[int(named)].worker}
-    elif word == "joiner":
-        wanted = {m.joiner.worker for m in moves if m.joiner}
-    elif word == "leaver":
-        wanted = {m.leaver.worker for m in moves}
-    for status in workers(view):
-        on_host = word == "host" and status.worker.startswith(f"{named}/")
-        spare = word == "standby" and status.rank is None
-        if status.worker in wanted or on_host or spare:
-            return status
-    return None
 
 
 def _python_path() -> list[str]:

@@ -65,6 +65,15 @@ a host's own configuration points them elsewhere."""
 STOP_S = 10.0
 
 
+class Installation(Struct, frozen=True):
+    """An installed release of tmd."""
+
+    python: str
+    """Its interpreter."""
+    environment: dict[str, str] = {}
+    """Replaces variables that are of the running release, such as a PYTHONPATH."""
+
+
 class ClusterSpec(Struct, frozen=True):
     """The processes to start."""
 
@@ -89,6 +98,10 @@ class ClusterSpec(Struct, frozen=True):
     environment: dict[str, str] = {}
     own_environment: dict[str, dict[str, str]] = {}
     """Host -> additional environment of its processes."""
+    daemons_from: dict[str, Installation] = {}
+    """Host -> another release, whose daemon it runs first."""
+    launchers_from: dict[str, Installation] = {}
+    """Host -> another release, whose launcher and workers it runs."""
 
 
 class LocalCluster:
@@ -97,6 +110,8 @@ class LocalCluster:
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
         self.trace = spec.folder / "trace"
+        self.daemons_from = dict(spec.daemons_from)
+        """Host -> another release, whose daemon it runs from the next start on."""
         self.daemons: dict[str, Process] = {}
         self.launchers: dict[str, Process] = {}
         self._secret = secrets.token_hex(16)
@@ -170,8 +185,8 @@ class LocalCluster:
     async def start_daemon(self, host: str) -> None:
         """Start or restart the daemon of ``host``."""
         # As `tmd daemon` executes it: reading the verbs of `tmd` first takes as long again.
-        command = ("tmd.daemon", "-c", self.config(host))
-        self.daemons[host] = await self._start(host, "daemon", *command)
+        release, command = self.daemons_from.get(host), ("tmd.daemon", "-c", self.config(host))
+        self.daemons[host] = await self._start(host, "daemon", release, *command)
 
     async def lose(self, host: str) -> None:
         """Kill daemon, launcher and workers of ``host`` without notice."""
@@ -185,6 +200,7 @@ class LocalCluster:
         self.launchers[host] = await self._start(
             host,
             "launch",
+            spec.launchers_from.get(host),
             *("tmd.cli", "launch", "-c", self.config(host), "--job", spec.job),
             *("--nnodes", str(len(spec.active)), "--nproc-per-node", str(spec.per_host)),
             *("--max-restarts", str(spec.max_restarts)),
@@ -194,22 +210,27 @@ class LocalCluster:
             *("--", *spec.script),
         )
 
-    async def _start(self, host: str, name: str, module: str, *arguments: str | Path) -> Process:
+    async def _start(
+        self, host: str, name: str, release: Installation | None, module: str, *more: str | Path
+    ) -> Process:
+        # A prefix may run the command in a process of the running release.
+        python = (*self.spec.prefix, sys.executable) if release is None else (release.python,)
         with (self.folder(host) / f"{name}.log").open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *(*self.spec.prefix, sys.executable, "-P", "-m", module, *map(str, arguments)),
+                *(*python, "-P", "-m", module, *map(str, more)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self._environment(host),
+                env=self._environment(host, release),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
 
-    def _environment(self, host: str) -> dict[str, str]:
+    def _environment(self, host: str, release: Installation | None) -> dict[str, str]:
         spec = self.spec
         own = spec.own_environment.get(host, {})
-        return {**os.environ, "OMP_NUM_THREADS": "1", **spec.environment, **own}
+        other = {} if release is None else release.environment
+        return {**os.environ, "OMP_NUM_THREADS": "1", **spec.environment, **own, **other}
 
     # --- looking ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Awaitable, Callable
 
 from msgspec import structs
 
@@ -13,9 +14,11 @@ from tmd import wire
 from tmd.campaign.faults.host import kill
 from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
+from tmd.campaign.other_release import REMEDY
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
-from tmd.core.values.model import Activity, HostStatus, WorkerStatus
+from tmd.child import send as send_signal
+from tmd.core.values.model import Activity, ClusterView, HostStatus, WorkerStatus
 
 RESTARTS = 4
 STRANGER_S = 5.0
@@ -76,6 +79,65 @@ async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
     return proceed
 
 
+def _replaced(*, back: bool) -> Callable[[CampaignStage, FaultPart], Awaitable[Mend]]:
+    """As in an upgrade: one host after the other, each daemon ended in good order. ``back``: by
+    the other release, else by the running one."""
+
+    async def act(stage: CampaignStage, fault: FaultPart) -> Mend:
+        if stage.other is None:
+            raise Unfired(f"there is no other release: {REMEDY}")
+        cluster = stage.cluster
+        hosts = [
+            h for h in await stage.targets(fault.where) if (h in cluster.daemons_from) is not back
+        ]
+        if not hosts:
+            raise Unfired("that release runs there already")
+        for host in hosts:
+            cluster.daemons_from.pop(host, None)
+            if back:
+                cluster.daemons_from[host] = stage.other
+            await _restart(stage, host)
+        return nothing
+
+    return act
+
+
+def _led_by(*, other: bool) -> Callable[[CampaignStage, FaultPart], Awaitable[Mend]]:
+    """Restart whichever daemon leads until one of that release does."""
+
+    async def act(stage: CampaignStage, fault: FaultPart) -> Mend:
+        cluster = stage.cluster
+        if all((host in cluster.daemons_from) is not other for host in stage.hosts):
+            raise Unfired("no daemon is of that release")
+        while ((host := await stage.target("leader")) in cluster.daemons_from) is not other:
+            await _restart(stage, host)
+        return nothing
+
+    return act
+
+
+async def _restart(stage: CampaignStage, host: str) -> None:
+    """End a daemon in good order and start one; returns once it reports all workers."""
+    view = await stage.until(lambda v: v.host(host) is not None)
+    before = view.host(host)
+    assert before is not None
+    send_signal(stage.cluster.daemons[host], signal.SIGTERM)
+    await stage.cluster.daemons[host].wait()
+    await stage.cluster.start_daemon(host)
+    await stage.until(lambda v: _is_anew(before, v))
+
+
+def _is_anew(before: HostStatus, view: ClusterView) -> bool:
+    """Whether another daemon than that of ``before`` reports for its host, with its workers."""
+    now = view.host(before.host)
+    known = {w.worker for w in before.workers}
+    return (
+        now is not None
+        and now.incarnation != before.incarnation
+        and known <= {w.worker for w in now.workers}
+    )
+
+
 async def _newer(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Its status has fields that this version does not know."""
     status = OfLater(host=NEWER, incarnation="1", at=0.0)
@@ -127,6 +189,30 @@ KINDS = (
     FaultKind("daemon.restarted", "a daemon is killed and started again", _restarted),
     FaultKind("daemon.restart-loop", "a daemon dies soon after each start", _restart_loop),
     FaultKind("daemon.stopped", "a daemon is stopped, and continues later", _stopped),
+    FaultKind(
+        "daemon.upgraded",
+        "daemons of the other release are replaced, one by one",
+        _replaced(back=False),
+        needs_other=True,
+    ),
+    FaultKind(
+        "daemon.downgraded",
+        "daemons are replaced by those of the other release, one by one",
+        _replaced(back=True),
+        needs_other=True,
+    ),
+    FaultKind(
+        "daemon.other-leads",
+        "a daemon of the other release leads",
+        _led_by(other=True),
+        needs_other=True,
+    ),
+    FaultKind(
+        "daemon.running-leads",
+        "a daemon of the running release leads",
+        _led_by(other=False),
+        needs_other=True,
+    ),
     FaultKind("daemon.newer-version", "a host reports fields of a later version", _newer),
     FaultKind("daemon.newer-words", "a host reports values of a later version", _newer_words),
     FaultKind("daemon.other-protocol", "a launcher speaks another version", _other_protocol),
