@@ -72,11 +72,7 @@ def play(
     if report is not None:
         page.check(report)
     seed = secrets.randbelow(SEEDS) if seed is None else seed
-    stories = reading.stories(files or (), KINDS)
-    stories = chosen(stories, only or ())
-    if rounds:
-        cluster = draw.cluster_of(stories)
-        stories = (draw.drawn(drawable(stories), seed, rounds, cluster),)
+    stories = wanted(files or (), only or (), seed, rounds)
     extras.need_trainer("tmd campaign run")
     embedded.check()
     release = None if other is None else other_release.find(other)
@@ -99,6 +95,18 @@ def play(
     again = partial(_how_again, files=files or (), more=words, seed=seed, rounds=rounds)
     summarise(console, outcome, again)
     raise typer.Exit(0 if outcome.well else 1)
+
+
+def wanted(files: Sequence[str], only: Sequence[str], seed: int, rounds: int) -> tuple[Story, ...]:
+    """The stories to play.
+
+    Raises:
+        ConfigError: a file is missing or wrong, or there is no such scenario.
+    """
+    stories = chosen(reading.stories(files, KINDS), only)
+    if not rounds:
+        return stories
+    return (draw.drawn(drawable(stories), seed, rounds, draw.cluster_of(stories)),)
 
 
 def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:

@@ -65,7 +65,9 @@ def find(folder: Path) -> OtherRelease:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--other {folder}: its Python does not run: {in_words(error)}") from error
+        raise ConfigError(
+            f"--other {folder}: its Python does not run: {in_words(error)}"
+        ) from error
     if told.returncode:
         why = told.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"--other {folder}: no daemon of tmd is installed there: {why}. {REMEDY}")
