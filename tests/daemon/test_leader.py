@@ -15,6 +15,7 @@ from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
 from tmd.core.planning.election import Lease
 from tmd.core.planning.goodput import LossCause
+from tmd.core.planning.record_versions import REMEMBERED_S
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import StaleLease
 from tmd.core.values.limits import PlanLimits
@@ -69,6 +70,7 @@ class Scene:
         self.workers = {host: worker_status(f"{host}/job/0.a") for host in ("h1", "h2", "h3")}
         self.exits = {}
         self.alerts = {}
+        self.reads = {}
 
     async def report(self, host, **changes):
         self.workers[host] = structs.replace(self.workers[host], **changes)
@@ -87,9 +89,14 @@ class Scene:
             workers=() if ended else (self.workers[host],),
             exits=(ended,) if ended else (),
             alerts=self.alerts.get(host, ()),
+            reads=self.reads.get(host, RECORD_VERSION),
             at=1000.0,
         )
         await self.store.put_host(status, ttl_s=1e6, wake=False)
+
+    async def fall_silent(self, host):
+        """Let the heartbeat of ``host`` expire."""
+        del self.data.hosts[host]
 
     async def send_later_version(self, host):
         """Store a host status of a later version."""
@@ -444,6 +451,51 @@ async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene
     await scene.leader.turn()
 
     assert (during, (await scene.record).v) == (RECORD_VERSION - 1, RECORD_VERSION)
+
+
+async def test_a_silent_host_of_the_job_counts_with_what_it_read_but_not_for_ever(scene):
+    """It trains, and its daemon may return in a moment: it could not read a later record then."""
+    await write_later(scene, v=RECORD_VERSION - 1)
+    scene.reads["h2"] = RECORD_VERSION - 1
+    await scene.put("h2")
+    await scene.leader.turn()
+    await scene.fall_silent("h2")
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    during = (await scene.record).v
+    await asyncio.sleep(REMEMBERED_S + 1)
+    await scene.leader.turn()
+
+    assert (during, (await scene.record).v) == (RECORD_VERSION - 1, RECORD_VERSION)
+
+
+async def test_nothing_is_decided_about_a_job_whose_record_one_of_its_hosts_cannot_read(scene):
+    """It would carry out nothing of it."""
+    scene.reads["h1"] = RECORD_VERSION - 1
+    await scene.put("h1")
+    before = (await scene.record).revision
+    await scene.end("h2", -9)
+    await scene.leader.turn()
+
+    assert (await scene.record).revision == before
+
+
+async def test_a_leader_gives_way_to_a_host_that_reads_a_record_which_it_cannot(scene):
+    """It has no other way to get decisions about that job. It leads on if there is no such host, or
+    if none takes the lease, since other jobs need a leader."""
+    await write_later(scene, v=RECORD_VERSION + 1)
+    await scene.leader.turn()
+    alone = scene.candidate.leading
+    later = HostStatus("h4", "i", reads=RECORD_VERSION + 1)
+    await scene.store.put_host(later, ttl_s=1e6, wake=False)
+    await scene.leader.turn()
+    gave_way = not scene.candidate.leading
+    scene.candidate.lease = Lease(epoch=EPOCH, until=float("inf"))
+    await scene.leader.turn()
+
+    assert alone
+    assert gave_way
+    assert scene.candidate.leading
 
 
 async def test_a_record_is_never_written_in_an_earlier_version_than_it_has(scene):

@@ -138,3 +138,33 @@ async def test_the_epoch_grows_when_the_store_lost_everything(tmp_path):
         await asyncio.sleep(RENEW)
 
     assert one.lease.epoch > before
+
+
+async def test_a_candidate_that_gives_way_leaves_the_lease_to_another(tmp_path):
+    """It asks for the lease again only once all others have had the time to take it."""
+    store = MemoryStore()
+    one, two = candidate(store, "a", tmp_path), candidate(store, "b", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        async with running(two):
+            await asyncio.sleep(0.5)
+            gives = one.gives_way_to(frozenset({"b"}))
+            await one.step_down()
+            one.vacant.ring()  # as the store's message does, which reaches this one, too
+            await until(lambda: two.leading, within_s=TTL, every_s=0.01)
+            again = one.gives_way_to(frozenset({"b"}))
+
+    assert (gives, again) == (True, False)
+
+
+async def test_a_candidate_that_gave_way_in_vain_leads_again(tmp_path):
+    """The other host may not be one that may lead."""
+    store = MemoryStore()
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        one.gives_way_to(frozenset({"b"}))
+        await one.step_down()
+        await until(lambda: one.leading, within_s=TTL + RENEW, every_s=0.01)
+
+        assert not one.gives_way_to(frozenset({"b"}))

@@ -18,15 +18,23 @@ from msgspec import Struct, structs
 from tmd.core.alerts.breaker import BreakerRules
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.deadlines import Seen, seen
-from tmd.core.planning.election import Answer, Granted, Lease, next_attempt, updated
+from tmd.core.planning.election import (
+    Answer,
+    GivingWay,
+    Granted,
+    Lease,
+    next_attempt,
+    updated,
+)
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import ENDED, form, steer, unformed
 from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
+from tmd.core.planning.record_versions import LastHeard, remembered, successors, written_version
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.values.reasons import in_words
-from tmd.core.values.view_checks import left_alone, too_new, written_version
+from tmd.core.values.view_checks import left_alone, too_new
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
@@ -77,6 +85,7 @@ class Candidate:
         self._led = False
         self._asking = False
         """Whether a lease may have been granted whose answer has not come."""
+        self._way = GivingWay()
 
     @property
     def holder(self) -> str:
@@ -96,7 +105,13 @@ class Candidate:
         """Run until cancelled, then give the lease back."""
         try:
             while True:
+                if (rest := self._way.rest(asyncio.get_running_loop().time())) > 0:
+                    await asyncio.sleep(rest)
+                    continue
                 answer = await self._ask()
+                if self._way.rest(asyncio.get_running_loop().time()) > 0:
+                    await self.step_down()  # it was asked for before, and granted since
+                    continue
                 wait_s = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
                 await self.vacant.wait(wait_s)
         finally:
@@ -116,6 +131,7 @@ class Candidate:
         self._asking = False
         self._store_health.worked(StoreLoop.LEASE)
         self.lease = updated(self.lease, answer, sent_at=sent_at, ttl_s=config.ttl_s)
+        self._way = self._way.after(answer)
         self._note(isinstance(answer, Granted))
         return answer
 
@@ -126,6 +142,12 @@ class Candidate:
         elif self._led and not leading:
             log.warning("no longer leading", lease_epoch=self.lease.epoch)
         self._led = leading
+
+    def gives_way_to(self, hosts: frozenset[str]) -> bool:
+        """Whether to leave the lease to ``hosts``: once, unless one of them leads meanwhile."""
+        now = asyncio.get_running_loop().time()
+        self._way, gives = self._way.to(hosts, now, self._config.ttl_s)
+        return gives
 
     async def step_down(self, fence: int = 0) -> None:
         """Stop leading; the next lease, of this host or another, has an epoch above ``fence``."""
@@ -164,6 +186,7 @@ class Leader:
         self._policies = policies
         self._store_health = store_health
         self._seen: dict[str, Seen] = {}
+        self._heard: dict[str, LastHeard] = {}
         self._logged: dict[str, str] = {}
         self._findings = JobFindings(report, OVER)
         self._report = report
@@ -205,6 +228,11 @@ class Leader:
             await self._store.snapshot(), self._store, self._config.holder, self._config.breaker
         )
         self.view = view
+        if self._candidate.gives_way_to(successors(view)):
+            log.warning("another host reads records that this one cannot: no longer leading")
+            await self._candidate.step_down()
+            return 0.0
+        self._heard = remembered(self._heard, view, asyncio.get_running_loop().time())
         names = {r.job for r in view.jobs}
         names |= {w.job for h in view.hosts for w in h.workers}
         self.counter.follow(names.difference(view.unread_jobs))
@@ -274,7 +302,8 @@ class Leader:
 
     def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch
-        return structs.replace(after, lease_epoch=epoch, v=written_version(before, view))
+        version = written_version(before, view, self._heard, asyncio.get_running_loop().time())
+        return structs.replace(after, lease_epoch=epoch, v=version)
 
     def _next(
         self,

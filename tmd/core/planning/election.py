@@ -22,6 +22,9 @@ MOST_PERIODS = 3
 """After so many periods of renewal a follower asks whatever the lease: the store may have lost it,
 or somebody may have stored one that does not lapse."""
 
+WAY_TTLS = 1.0
+"""Lifetimes of a lease for which a candidate gives way: each other one asks at least once."""
+
 
 class Granted(Struct, frozen=True):
     """The store's answer: this candidate leads, with this lease epoch."""
@@ -54,6 +57,34 @@ def updated(lease: Lease, answer: Answer, *, sent_at: float, ttl_s: float) -> Le
     if isinstance(answer, Granted):
         return Lease(epoch=answer.epoch, until=sent_at + SAFE_PART * ttl_s)
     return Lease(epoch=lease.epoch)
+
+
+class GivingWay(Struct, frozen=True):
+    """A candidate that leaves the lease to others: hosts that can read what it cannot.
+
+    It gives way once to the same hosts. If none of them takes the lease, perhaps since none may
+    lead, it leads again: other jobs must not be without a leader.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    """Those that it has given way to, until one of them leads."""
+    until: float = -inf
+    """It does not ask for the lease before (monotonic)."""
+
+    def to(self, hosts: frozenset[str], now: float, ttl_s: float) -> tuple[GivingWay, bool]:
+        """After it has led and seen that it should give way to ``hosts``; and whether it does."""
+        if hosts <= self.hosts:
+            return self, False
+        return GivingWay(self.hosts | hosts, now + WAY_TTLS * ttl_s), True
+
+    def after(self, answer: Answer) -> GivingWay:
+        """After an ``answer`` of the store."""
+        leads = isinstance(answer, Denied) and answer.holder.partition("#")[0] in self.hosts
+        return GivingWay() if leads else self
+
+    def rest(self, now: float) -> float:
+        """Seconds for which it does not ask."""
+        return max(0.0, self.until - now)
 
 
 def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmd.core.values.model import RECORD_VERSION, ClusterView, JobRecord, JobState
+from tmd.core.values.model import ClusterView, JobRecord, JobState
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
@@ -46,19 +46,15 @@ def drain_roles(view: ClusterView) -> dict[str, str]:
 
 def left_alone(record: JobRecord, view: ClusterView) -> str:
     """Why nothing is decided about the job, in a sentence; empty if it can be."""
-    hosts = sorted({m.host for m in record.parties} & set(view.unread))
-    if not hosts:
-        return ""
-    return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"
+    parties = {m.host for m in record.parties}
+    if hosts := sorted(parties & set(view.unread)):
+        return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"
+    # They would carry out nothing that is decided.
+    if hosts := sorted(h.host for h in view.hosts if h.host in parties and h.reads < record.v):
+        return f"{', '.join(hosts)} cannot read the record of the job: update tmd there"
+    return ""
 
 
 def too_new(job: str) -> str:
     """Says that the record of ``job`` is left alone."""
     return f"a later version of tmd wrote the record of job {job}: update tmd on this host"
-
-
-def written_version(before: JobRecord | None, view: ClusterView) -> int:
-    """The version in which the next revision of ``before`` is written: the latest that all live
-    hosts read, but no earlier one than it has. It may hold what earlier ones do not have."""
-    common = min([RECORD_VERSION, *(h.reads for h in view.hosts)])
-    return common if before is None else max(common, before.v)

@@ -1,0 +1,61 @@
+"""In which version a record is written, and which hosts should lead if this one cannot read one.
+
+Pure: what the leader has heard of the hosts comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tmd.core.values.model import RECORD_VERSION, ClusterView, JobRecord
+
+REMEMBERED_S = 600.0
+"""Longer than a daemon takes to be restarted or upgraded."""
+
+
+class LastHeard(NamedTuple):
+    """What a host read when it was heard last."""
+
+    reads: int
+    at: float
+    """Monotonic seconds of the leader."""
+
+
+Heard = Mapping[str, LastHeard]
+
+
+def remembered(before: Heard, view: ClusterView, now: float) -> dict[str, LastHeard]:
+    """What is known of the hosts that live or take part in a job. One that was never heard counts
+    as if it had just been, and read what is written now: another leader may have heard it."""
+    lowest = sorted(view.jobs, key=lambda r: -r.v)
+    parties = {m.host: LastHeard(r.v, now) for r in lowest for m in r.parties}
+    known = {host: before.get(host, unheard) for host, unheard in parties.items()}
+    return {**known, **{h.host: LastHeard(h.reads, now) for h in view.hosts}}
+
+
+def written_version(before: JobRecord | None, view: ClusterView, heard: Heard, now: float) -> int:
+    """The version in which the next revision of ``before`` is written: the latest that all hosts
+    read, but no earlier one than it has. It may hold what earlier ones do not have.
+
+    A silent host that takes part in the job counts for :data:`REMEMBERED_S`: its workers train,
+    and its daemon may return in a moment. Then it no longer delays the others.
+    """
+    live = {h.host: h.reads for h in view.hosts}
+    if before is None:
+        return min([RECORD_VERSION, *live.values()])
+    silent = {m.host for m in before.parties} - live.keys() - set(view.unread)
+    waited = [
+        heard[host].reads
+        for host in silent
+        if host in heard and now - heard[host].at <= REMEMBERED_S
+    ]
+    return max(before.v, min([RECORD_VERSION, *live.values(), *waited]))
+
+
+def successors(view: ClusterView, reads: int = RECORD_VERSION) -> frozenset[str]:
+    """Hosts that may read the records that a leader which reads ``reads`` cannot; none if it can
+    read all of them."""
+    if not view.unread_jobs:
+        return frozenset()
+    return frozenset(view.unread).union(h.host for h in view.hosts if h.reads > reads)
