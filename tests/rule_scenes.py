@@ -29,7 +29,7 @@ MINUTE = 2
 Scene = dict[str, Any]
 Reports = Iterable[Local | None]
 """What a daemon reports at each scrape; ``None`` while it does not answer."""
-JOB = {"cluster": "c", "training_job": "job"}
+JOB = {"tmd_cluster": "c", "training_job": "job"}
 ALONE = cluster(hosts=cluster().hosts[:2])
 """No standby is left."""
 
@@ -163,7 +163,7 @@ def _a_leader_is_lost() -> Scene:
     return _scene(
         "two clusters, of which one loses its leader",
         {"h1": _always(led["a"], 15), "h2": reports},
-        _case(8, "TmdNoLeader", summary, cluster="b", severity="critical"),
+        _case(8, "TmdNoLeader", summary, tmd_cluster="b", severity="critical"),
     )
 
 
@@ -222,7 +222,9 @@ def _the_first_loss() -> Scene:
         {"h1": reports, "h2": led()},
         _case(69, "TmdGoodputLost"),
         _case(72, "TmdGoodputLost", lost, **JOB, severity="warning"),
-        _case(72, "TmdMigrationsAborted", aborted, cluster="c", kind="planned", severity="warning"),
+        _case(
+            72, "TmdMigrationsAborted", aborted, tmd_cluster="c", kind="planned", severity="warning"
+        ),
     )
 
 
@@ -262,7 +264,7 @@ def _migrations_are_aborted() -> Scene:
             _aborts(counter)
         yield from _always(local(host(name), view=cluster(), jobs=counter), 70 - minutes)
 
-    labels = {"cluster": "c", "kind": "planned", "severity": "warning"}
+    labels = {"tmd_cluster": "c", "kind": "planned", "severity": "warning"}
     text = "6 migrations of kind planned were aborted in an hour"
     return _scene(
         "migrations of two leaders are added up",
@@ -283,7 +285,7 @@ def _what_an_operator_must_see() -> Scene:
     )
     failing = StoreState(failing={StoreLoop.HEARTBEAT: "out of memory"}, written=True)
     where = {"instance": "h1", "job": "tmd"}
-    warning = {"cluster": "c", "severity": "warning"}
+    warning = {"tmd_cluster": "c", "severity": "warning"}
     unreadable = "2 hosts or jobs use a version of tmd that the leader cannot read"
     breaker = "the breaker is open: policies move no rank"
     paused = "an operator has held new migrations back for an hour"
@@ -293,7 +295,7 @@ def _what_an_operator_must_see() -> Scene:
         "a paused cluster with an open breaker and more",
         {"h1": _always(local(view=view, store=failing), 70)},
         _case(2, "TmdStoreUnreachable", store, **where, severity="warning"),
-        _case(2, "TmdBreakerOpen", breaker, **where, cluster="c", severity="critical"),
+        _case(2, "TmdBreakerOpen", breaker, **where, tmd_cluster="c", severity="critical"),
         _case(2, "TmdCheckpointsMissed", checkpoints, **JOB, severity="warning"),
         _case(12, "TmdHostUnreadable", unreadable, **where, **warning),
         _case(65, "TmdPaused", paused, **where, **warning),
@@ -314,6 +316,6 @@ def _two_versions() -> Scene:
         "an upgrade that nobody finishes",
         {},
         _case(23 * 60, "TmdVersionsDiffer"),
-        _case(day - 1, "TmdVersionsDiffer", summary, cluster="c", severity="warning"),
+        _case(day - 1, "TmdVersionsDiffer", summary, tmd_cluster="c", severity="warning"),
         more=shown,
     )

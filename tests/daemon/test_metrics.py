@@ -56,7 +56,7 @@ class Shown:
         return self._samples.get((name, frozenset(labels.items())))
 
     def of_cluster(self, name, **labels):
-        return self(name, cluster="c", **labels)
+        return self(name, tmd_cluster="c", **labels)
 
     def of_job(self, name, **labels):
         return self.of_cluster(name, training_job="job", **labels)
@@ -78,14 +78,14 @@ async def test_a_host_reports_about_itself_only():
     found = Shown(local(of_host, alerts=counter))
     fault = {"host": "h1", "code": "nvml.ecc", "severity": "fatal"}
 
-    assert found("tmd_host_info", cluster="c", host="h1", role="standby") == 1
+    assert found("tmd_host_info", tmd_cluster="c", host="h1", role="standby") == 1
     assert found("tmd_alerts_raised", **fault) == 1
     assert found("tmd_alerts_total", state="raised", **fault) == 1
     assert found.of_own_job("tmd_workers", activity="training") == 1
     assert found.of_own_job("tmd_rank_step", rank="0") == 42
     assert found.of_own_job("tmd_rank_step_seconds", rank="0") == 0.25
     assert found.of_own_job("tmd_shadow_lag_seconds", rank="1") == 0.5
-    assert (found("tmd_leader", cluster="c"), found("tmd_lease_remaining_seconds")) == (0, 0)
+    assert (found("tmd_leader", tmd_cluster="c"), found("tmd_lease_remaining_seconds")) == (0, 0)
     assert [name for name in found.names if name.startswith(("tmd_job", "tmd_hosts"))] == []
 
 
@@ -95,7 +95,7 @@ async def test_the_leader_reports_about_the_cluster():
     )
     found = Shown(local(view=view))
 
-    assert (found("tmd_leader", cluster="c"), found("tmd_lease_epoch")) == (1, 7)
+    assert (found("tmd_leader", tmd_cluster="c"), found("tmd_lease_epoch")) == (1, 7)
     assert (found.of_cluster("tmd_hosts", role="active")) == 4
     assert found.of_cluster("tmd_hosts_unreadable") == 1
     assert [found.of_cluster(n) for n in ("tmd_drains", "tmd_paused", "tmd_breaker_open")] == [
@@ -184,3 +184,12 @@ def test_promtool_finds_nothing_to_criticise():
     done = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_no_label_has_a_name_that_prometheus_or_operators_give_to_targets():
+    """Prometheus would rename it on the way in, and the rules and the dashboard would find nothing;
+    or it would hide what an operator says of the target."""
+    labels = {name for sample in every_sample() for name in sample.labels}
+
+    assert "tmd_cluster" in labels
+    assert labels.isdisjoint({"cluster", "job", "instance", "namespace", "pod", "region"})

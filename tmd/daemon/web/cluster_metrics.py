@@ -1,6 +1,6 @@
 """Metrics of the cluster and its jobs: gauges from the leader's view, and what a leader counts.
 
-All have the label ``cluster``: they are about the cluster, whichever target shows them.
+All have the label ``tmd_cluster``: they are about the cluster, whichever target shows them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tmd.core.values.checkpoints import newest
 from tmd.core.values.model import ClusterView, JobState, WorkerStatus
 from tmd.core.values.snapshots import newest_whole
 from tmd.daemon.counters import JobCounter
-from tmd.daemon.web.families import JOB, gauge
+from tmd.daemon.web.families import CLUSTER, JOB, gauge
 
 Workers = dict[str, dict[str, WorkerStatus]]
 """job -> worker -> status."""
@@ -27,8 +27,7 @@ def of_cluster(cluster: str, jobs: JobCounter, view: ClusterView | None) -> Iter
     gauges = () if view is None else _gauges(view)
     for metric in (*_counted(jobs), *gauges):
         metric.samples = [
-            sample._replace(labels={"cluster": cluster, **sample.labels})
-            for sample in metric.samples
+            sample._replace(labels={CLUSTER: cluster, **sample.labels}) for sample in metric.samples
         ]
         yield metric
 

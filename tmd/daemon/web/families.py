@@ -9,6 +9,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 JOB = "training_job"
 """The label of a job of tmd: Prometheus itself has a label ``job``."""
+CLUSTER = "tmd_cluster"
+"""The label of a cluster of tmd: operators give ``cluster`` to targets or to a Prometheus."""
 
 
 def gauge(name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:

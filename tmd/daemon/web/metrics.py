@@ -18,7 +18,7 @@ from tmd import __version__
 from tmd.core.values.model import HostStatus
 from tmd.daemon.counters import AlertCounter
 from tmd.daemon.web.cluster_metrics import of_cluster
-from tmd.daemon.web.families import JOB, gauge
+from tmd.daemon.web.families import CLUSTER, JOB, gauge
 from tmd.daemon.web.parts import Local
 
 
@@ -49,12 +49,12 @@ class _Collector(Collector):
 def _of_daemon(local: Local, now: float) -> Iterator[Metric]:
     yield InfoMetricFamily("tmd_build", "Version of the daemon.", {"version": __version__})
     role = "standby" if local.status.standby else "active"
-    host = {"cluster": local.cluster, "host": local.status.host, "role": role}
+    host = {CLUSTER: local.cluster, "host": local.status.host, "role": role}
     yield InfoMetricFamily("tmd_host", "This host.", host)
     reachable = not local.store.causes
     yield gauge("tmd_store_reachable", "Whether Redis serves this daemon.", {(): reachable})
     leads = {(local.cluster,): local.leading}
-    yield gauge("tmd_leader", "Whether this daemon leads.", leads, "cluster")
+    yield gauge("tmd_leader", "Whether this daemon leads.", leads, CLUSTER)
     yield gauge("tmd_lease_epoch", "This daemon's newest lease epoch.", {(): local.lease.epoch})
     left = max(0.0, local.lease.until - now) if local.leading else 0.0
     yield gauge("tmd_lease_remaining_seconds", "Time left on the lease.", {(): left})
