@@ -345,6 +345,21 @@ def test_the_distribution_has_a_name_of_its_own(built: Path, wheel: Path) -> Non
     assert re.findall(r"Requires-Dist: tmd\b(?!-)", metadata) == []
 
 
+def test_the_metadata_name_the_licence_of_everything_in_the_wheel(wheel: Path) -> None:
+    """Also of what is vendored, whose licence must come with it."""
+    vendored = {f.relative_to(ROOT).as_posix() for f in ROOT.glob("tmd/**/vendor/*/LICENSE")}
+    with zipfile.ZipFile(wheel) as archive:
+        (facts,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = archive.read(facts).decode()
+        brought = {n.partition("/licenses/")[2] for n in archive.namelist() if "/licenses/" in n}
+        texts = [archive.read(name).decode() for name in archive.namelist() if name in vendored]
+
+    assert "\nLicense-Expression: Apache-2.0 AND MIT\n" in metadata
+    assert brought == {"LICENSE", *vendored}
+    assert len(texts) == len(vendored) == 1
+    assert all(text.startswith("The MIT License") for text in texts)
+
+
 def test_no_remedy_installs_the_project_of_another() -> None:
     """`pip install tmd` would bring a stranger's package."""
     texts = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "tmd").rglob("*.py")]
