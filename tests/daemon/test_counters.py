@@ -151,3 +151,28 @@ def test_time_in_which_a_record_cannot_be_read_is_not_counted():
     counter.look(recovering, NOBODY, 50.0)
 
     assert counter.lost == {}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_lost_time_is_written_once_also_if_the_answer_of_the_store_is_lost(stored):
+    """The next look at the record shows whether it was stored."""
+    counter = JobCounter()
+    recovering = structs.replace(in_plan(failover(RECORD)), lost={"hold": 1.0})
+    for now in (0.0, 1.0):
+        counter.look(recovering, NOBODY, now)
+    tried = counter.ledger.into(structs.replace(recovering, revision=8, lease_epoch=5))
+    found = tried if stored else recovering
+    counter.look(found, NOBODY, 1.0)
+    after = counter.ledger.into(structs.replace(found, revision=9, lease_epoch=5))
+
+    assert after.lost == {"hold": 1.0, "failover": 2.0}
+
+
+def test_nothing_unwritten_is_kept_of_a_job_that_is_gone():
+    counter = JobCounter()
+    for now in (0.0, 1.0):
+        counter.look(in_plan(failover(RECORD)), NOBODY, now)
+    counter.keep({"job"}, now=1.0)
+    counter.keep(set(), now=2 * GONE_S)
+
+    assert counter.ledger.unwritten() == {}

@@ -568,6 +568,27 @@ async def test_the_leader_counts_the_time_that_a_loss_costs(scene):
     )
 
 
+async def test_the_record_keeps_the_lost_time_over_leaders_and_restarts(scene):
+    """A daemon begins at nothing, and its host may never come back. Only what was counted since the
+    latest revision is in the heartbeat: it would count twice."""
+    await scene.end("h1", -9)
+    for pause_s in (0.0, 1.0, 1.0):
+        await asyncio.sleep(pause_s)
+        await scene.leader.turn()
+    first, unwritten = (await scene.record).lost, scene.leader.counter.ledger.unwritten()
+    config = LeaderConfig("b", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS)
+    another = Leader(scene.store, config, scene.candidate, [ReplaceFailed()], StoreHealth())
+    await another.turn()
+    await asyncio.sleep(3.0)
+    await scene.end("h2", -9)
+    await another.turn()
+
+    assert first == pytest.approx({"failover": 2.0})
+    assert unwritten == {"job": pytest.approx({"failover": 2.0})}
+    assert (await scene.record).lost == pytest.approx({"failover": 8.0})
+    assert another.counter.ledger.unwritten() == {}
+
+
 async def test_only_the_leader_has_a_view_for_its_metrics(scene):
     """Not without Redis either: old facts would look like new ones."""
     views = []

@@ -22,6 +22,7 @@ from tmd.core.values.model import (
     Severity,
     State,
 )
+from tmd.daemon.loss_ledger import LossLedger
 
 MOST_CODES = 500
 OTHER_CODES = "other"
@@ -84,9 +85,11 @@ class JobCounter:
         """Jobs that stand still: why, and up to which time it is counted."""
         self._here: dict[str, float] = {}
         """The jobs of ``lost``, and when each was there last (monotonic)."""
+        self.ledger = LossLedger()
 
     def wrote(self, before: JobRecord | None, after: JobRecord, view: ClusterView) -> None:
-        """Count what the new revision ``after`` ended."""
+        """Count what the stored revision ``after`` ended."""
+        self.ledger.seen(after)
         for time in phases_left(before, after):
             self.phases.setdefault((time.kind, time.phase), Histogram()).observe(time.seconds)
         if (plan := ended(before, after)) is not None:
@@ -96,6 +99,7 @@ class JobCounter:
 
     def look(self, record: JobRecord, view: ClusterView, now: float) -> None:
         """Count the standstill of a job up to ``now`` (monotonic)."""
+        self.ledger.seen(record)
         cause, since = self._standing.pop(record.job, (None, now))
         if cause is not None:
             self._lose(record.job, cause, (now - since) * record.world_size)
@@ -115,18 +119,12 @@ class JobCounter:
         self._here |= dict.fromkeys(jobs, now)
         gone = {job for job, seen in self._here.items() if now - seen > GONE_S}
         self.lost = {key: lost for key, lost in self.lost.items() if key[0] not in gone}
+        self.ledger.forget(gone)
 
     def follow(self, jobs: Collection[str]) -> None:
         """Only standstills of ``jobs`` go on to be counted: about others nothing is known here."""
         self._standing = {job: seen for job, seen in self._standing.items() if job in jobs}
 
-    def ledger(self) -> dict[str, dict[str, float]]:
-        """job -> cause -> rank seconds, without what was not lost."""
-        found: dict[str, dict[str, float]] = {}
-        for (job, cause), seconds in self.lost.items():
-            if seconds > 0:
-                found.setdefault(job, {})[cause.value] = round(seconds, 3)
-        return found
-
     def _lose(self, job: str, cause: LossCause, rank_seconds: float) -> None:
+        self.ledger.add(job, cause, rank_seconds)
         self.lost[job, cause] = self.lost.get((job, cause), 0.0) + rank_seconds

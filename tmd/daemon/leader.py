@@ -303,7 +303,8 @@ class Leader:
     def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch
         version = written_version(before, view, self._heard, asyncio.get_running_loop().time())
-        return structs.replace(after, lease_epoch=epoch, v=version)
+        signed = structs.replace(after, lease_epoch=epoch, v=version)
+        return self.counter.ledger.into(signed)
 
     def _next(
         self,

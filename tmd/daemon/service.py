@@ -84,7 +84,7 @@ class Service:
             self.records,
             store,
             self.store_health,
-            lambda: self.leader.counter.ledger(),
+            lambda: self.leader.counter.ledger.unwritten(),
         )
         config = _leader_config(settings, f"{host.name}#{self.incarnation}")
         self.candidate = Candidate(lease_store, config, self.records, self.store_health)

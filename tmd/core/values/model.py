@@ -148,7 +148,7 @@ class HostStatus(Struct, frozen=True):
     obeyed: int = 0
     """Highest lease epoch that this host has obeyed (invariant I5)."""
     lost: dict[str, dict[str, float]] = {}
-    """job -> cause -> rank seconds that this daemon has counted as lost while it led."""
+    """job -> cause -> lost rank seconds that this daemon has counted and that no record has yet."""
     reads: int = 1
     """:data:`RECORD_VERSION` of the daemon. No record is written in a later version while it
     lives."""
@@ -263,8 +263,7 @@ class JobRecord(Struct, frozen=True):
     membership: Membership
     proposed: int
     """Highest epoch ever proposed. A number is never proposed twice, not even after an abort, so
-    that nothing prepared for a dropped change is used for a later one
-    (invariant I9)."""
+    that nothing prepared for a dropped change is used for a later one (invariant I9)."""
     revision: int = 0
     lease_epoch: int = 0
     """Lease epoch of the leader that wrote this revision."""
@@ -279,6 +278,7 @@ class JobRecord(Struct, frozen=True):
     v: int = 1
     """Version in which it is written, at most :data:`RECORD_VERSION` of its leader. One that is
     above that of a reader is left alone there: see :mod:`tmd.daemon.job_records`."""
+    lost: dict[str, float] = {}  # cause -> rank seconds, counted by all leaders of this run
 
     @property
     def parties(self) -> tuple[Member, ...]:

@@ -202,7 +202,7 @@ def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
             loss=ranks.loss,
             step_s=step_seconds(record, view),
             detail=record.detail,
-            lost=_lost(view, job),
+            lost=_lost(view, record),
         ),
     )
     for rank, member in enumerate(record.membership.members):
@@ -274,8 +274,8 @@ def _plan(job: str, plan: MigrationPlan, exits: Mapping[str, Exit]) -> PlanRow:
     )
 
 
-def _lost(view: ClusterView, job: str) -> dict[str, float]:
-    lost: Counter[str] = Counter()
+def _lost(view: ClusterView, record: JobRecord) -> dict[str, float]:
+    lost: Counter[str] = Counter(record.lost)
     for host in view.hosts:
-        lost.update(host.lost.get(job, {}))
+        lost.update(host.lost.get(record.job, {}))
     return dict(lost)
