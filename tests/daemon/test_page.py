@@ -14,7 +14,8 @@ from tests.browser import chromium, opened
 from tests.daemon.page_scene import DRAINED, JOB, OTHER, fill, history, view
 from tests.daemon.test_web import TOKEN, listening, serving
 from tests.values import alert, record
-from tmd.core.values.model import Activity, HostStatus, Severity
+from tmd.core.values.model import Activity, ClusterView, HostStatus, Severity
+from tmd.daemon.web.page_rows import JobRow, rows_of
 from tmd.testing import MemoryStore
 from tmd.testing.clients import worker_status
 
@@ -201,3 +202,16 @@ async def test_what_disappears_and_what_comes_back_are_sent():
     assert {"job/job", "rank/job/0", "rank/job/1"} <= set(gone["gone"])
     assert "away" in away["away"]
     assert back == {"rows": {}, "gone": [], "samples": {}}
+
+
+def test_lost_time_is_that_of_the_record_and_what_no_record_has_yet() -> None:
+    """Whoever leads, and whichever hosts are up."""
+    hosts = tuple(
+        HostStatus(name, "i", lost={"job": {"hold": seconds}, "other": {"hold": 99.0}})
+        for name, seconds in (("h1", 1.0), ("h3", 2.0))
+    )
+    told = structs.replace(record("h1", "h2"), lost={"hold": 10.0, "failover": 4.0})
+    row = rows_of(ClusterView(hosts=hosts, jobs=(told,)), "h1#i", "c", "h1")["job/job"]
+
+    assert isinstance(row, JobRow)
+    assert row.lost == {"hold": 13.0, "failover": 4.0}

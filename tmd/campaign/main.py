@@ -23,6 +23,7 @@ from tmd import embedded, extras
 from tmd.campaign import draw, other_release, page, reading
 from tmd.campaign.campaign import CampaignOutcome, Result, run
 from tmd.campaign.faults import KINDS
+from tmd.campaign.kind import FaultKind
 from tmd.campaign.other_release import OtherRelease
 from tmd.campaign.scenario import Scenario, Story
 from tmd.cli import output
@@ -248,6 +249,11 @@ def _write(value: object, file: Path) -> None:
         file.write_bytes(text + b"\n")
 
 
+def _unable(kind: FaultKind) -> str:
+    """Why ``tmd campaign run`` cannot play it here without further options; empty if it can."""
+    return kind.unable() or ("needs another release: --other FOLDER" if kind.needs_other else "")
+
+
 @campaign.command("list")
 def catalogue(
     as_json: Annotated[bool, typer.Option("--json", help="Output for programs.")] = False,
@@ -255,12 +261,12 @@ def catalogue(
     """List the kinds of faults and the scenarios that come with tmd."""
     stories = reading.stories((), KINDS)
     if as_json:
-        kinds = [{"kind": k.name, "about": k.about, "unable": k.unable()} for k in KINDS.values()]
+        kinds = [{"kind": k.name, "about": k.about, "unable": _unable(k)} for k in KINDS.values()]
         _write({"kinds": kinds, "stories": stories}, Path("-"))
         return
     used = {fault.kind for s in stories for scenario in s.scenarios for fault in scenario.faults}
     for kind in KINDS.values():
-        reason = f"  (not possible here: {kind.unable()})" if kind.unable() else ""
+        reason = f"  (not possible here: {why})" if (why := _unable(kind)) else ""
         output.say(f"{kind.name:28} {kind.about}{reason}")
     for story in stories:
         output.say()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from msgspec import Struct
 
+import tmd
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import Installation
@@ -72,6 +72,6 @@ def find(folder: Path) -> OtherRelease:
         why = told.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"--other {folder}: no daemon of tmd is installed there: {why}. {REMEDY}")
     version, place = told.stdout.splitlines()[-2:]
-    if Path(place).resolve() == Path(sys.modules["tmd"].__file__ or "").resolve():
+    if Path(place).resolve() == Path(tmd.__file__).resolve():
         raise ConfigError(f"--other {folder}: it has the running tmd itself. {REMEDY}")
     return OtherRelease(folder.absolute(), version)

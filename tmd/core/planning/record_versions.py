@@ -28,10 +28,12 @@ Heard = Mapping[str, LastHeard]
 def remembered(before: Heard, view: ClusterView, now: float) -> dict[str, LastHeard]:
     """What is known of the hosts that live or take part in a job. One that was never heard counts
     as if it had just been, and read what is written now: another leader may have heard it."""
+    found = {h.host: LastHeard(h.reads, now) for h in view.hosts}
     lowest = sorted(view.jobs, key=lambda r: -r.v)
-    parties = {m.host: LastHeard(r.v, now) for r in lowest for m in r.parties}
-    known = {host: before.get(host, unheard) for host, unheard in parties.items()}
-    return {**known, **{h.host: LastHeard(h.reads, now) for h in view.hosts}}
+    silent = {m.host: r.v for r in lowest for m in r.parties if m.host not in found}
+    for host, written in silent.items():
+        found[host] = before.get(host) or LastHeard(written, now)
+    return found
 
 
 def written_version(before: JobRecord | None, view: ClusterView, heard: Heard, now: float) -> int:

@@ -110,7 +110,7 @@ class WorkerStatus(Struct, frozen=True):
     """What steps change although it is not registered; empty if unknown."""
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
     carrier: str = ""  # of its collectives, with the version of a library; empty if unknown
-    protocol: int = 1  # the version, between workers, that it uses; 0.1.0 does not report it
+    protocol: int = 1  # version of what workers exchange; those of 0.1.0 do not report it
 
     @property
     def unfit(self) -> str:
