@@ -38,10 +38,10 @@ reads: Counter[str] = Counter()
 
 
 class Watched(HostStatus, frozen=True):
-    """A host that counts how often its workers, exits or alerts are read."""
+    """A host that counts how often what it reports is read."""
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("workers", "exits", "alerts"):
+        if name in ("workers", "exits", "alerts", "reads", "at"):
             reads[super().__getattribute__("host")] += 1
         return super().__getattribute__(name)
 

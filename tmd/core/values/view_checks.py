@@ -50,7 +50,8 @@ def left_alone(record: JobRecord, view: ClusterView) -> str:
     if hosts := sorted(parties & set(view.unread)):
         return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"
     # They would carry out nothing that is decided.
-    if hosts := sorted(h.host for h in view.hosts if h.host in parties and h.reads < record.v):
+    heard = (view.host(name) for name in sorted(parties))
+    if hosts := [h.host for h in heard if h is not None and h.reads < record.v]:
         return f"{', '.join(hosts)} cannot read the record of the job: update tmd there"
     return ""
 
