@@ -6,14 +6,13 @@ import pytest
 from msgspec import structs
 
 from tests.values import alert, plan, record
+from tmd.core.planning.scheduler_drains import LONGEST_REASON, observed
 from tmd.core.planning.slurm import (
-    LONGEST_REASON,
     Changes,
     Node,
     Rules,
     changes,
     nodes_of,
-    observed,
 )
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import ClusterView, HostStatus, Severity, Strategy

@@ -1,0 +1,72 @@
+"""What schedulers have in common; the rest is shown for Slurm and for Kubernetes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.values import record
+from tmd.core.planning.scheduler_drains import (
+    LONGEST_REASON,
+    HostDrains,
+    brief,
+    host_drains,
+    known_hosts,
+    matching,
+)
+from tmd.core.values.model import ClusterView, HostStatus
+from tmd.core.values.requests import DrainRequest
+
+NAMES = ("n1", "n2", "n3")
+
+
+def asked(*causes, drains=(), share=1.0):
+    hosts = tuple(HostStatus(name, "i") for name in NAMES)
+    return host_drains(ClusterView(hosts=hosts, drains=drains), causes, by="s:", hosts_share=share)
+
+
+@pytest.mark.parametrize(
+    ("cause", "by", "expected"),
+    [
+        ("", None, HostDrains()),
+        ("", "s: x", HostDrains(undrain=("n1",))),
+        ("", "ann", HostDrains()),
+        ("y", None, HostDrains(drain=(("n1", "s: y"),))),
+        ("y", "s: x", HostDrains()),
+        ("y", "ann", HostDrains()),
+    ],
+)
+def test_only_a_request_in_the_name_of_the_scheduler_follows_it(cause, by, expected):
+    """Every case of a node and of the request for its host."""
+    drains = () if by is None else (DrainRequest("n1", "r", by=by),)
+
+    assert asked(("n1", cause), drains=drains) == expected
+
+
+def test_a_request_without_a_node_is_named_and_kept():
+    drains = (DrainRequest("n1", "r", by="s: x"), DrainRequest("n2", "r", by="ann"))
+
+    assert asked(drains=drains) == HostDrains(unseen=("n1",))
+
+
+def test_there_is_room_for_fewer_hosts_than_open_the_breaker():
+    """At least one; the one that waits is named with the scheduler."""
+    found = asked(("n1", "x"), ("n2", "x"), share=0.1)
+
+    assert found.drain == (("n1", "s: x"),)
+    assert found.waiting[0].startswith("host n2 is not drained yet: of 3 hosts no more than 1 ")
+    assert "drained for S at once" in found.waiting[0]
+
+
+def test_hosts_with_a_rank_or_a_request_are_known_without_a_heartbeat():
+    view = ClusterView(jobs=(record("n1"),), drains=(DrainRequest("n2", "r"),))
+
+    assert known_hosts(view) == {"n1", "n2"}
+
+
+def test_a_name_means_one_host_or_none():
+    assert matching(["a.x", "b", "c.x", "c.y"], ["a", "b.z", "c", "d"]) == {"a": "a.x", "b.z": "b"}
+
+
+def test_a_reason_is_one_short_line_without_double_quotes():
+    assert brief('a "row"\n is\x1b bad').startswith("a 'row' is")
+    assert len(brief("x" * 999)) == LONGEST_REASON
