@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(INSTALL) "torch==$(TORCH)$(TORCH_BUILD)" 2>/dev/null || $(INSTALL) torch
 	@# Up to 0.1.0 the distribution was called tmd: its entry points would be there twice.
 	$(PIP) uninstall --quiet --yes tmd
-	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
+	$(INSTALL) --editable ".[trainer,embedded,kubernetes,test,lint]"
 	@touch $@
 
 # What only the documentation needs, and the check of its types.

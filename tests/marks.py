@@ -2,9 +2,11 @@
 
 import os
 import shutil
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+
+from tmd.extras import lacking
 
 
 def thorough(*values: Any) -> Any:
@@ -16,8 +18,17 @@ def program(name: str, package: str) -> str:
     """A program that a test needs; its absence is an error only in CI."""
     found = shutil.which(name)
     if found is None:
-        missing = f"no {name}: install the package {package}"
-        if os.environ.get("CI"):
-            pytest.fail(missing)
-        pytest.skip(missing)
+        _miss(f"no {name}: install the package {package}")
     return found
+
+
+def extra(name: str) -> None:
+    """An extra of tmd that a test needs; its absence is an error only in CI."""
+    if missing := lacking(name):
+        _miss(missing)
+
+
+def _miss(missing: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tmd.extras import TRAINER
+from tmd.extras import KUBERNETES, TRAINER
 
 Tmd = Callable[..., "subprocess.CompletedProcess[str]"]
 TRAINS = {
@@ -23,6 +23,7 @@ TRAINS = {
 WORKS = (
     ("demo", "--help"),
     ("launch", "--help"),
+    ("kubernetes", "run", "--help"),
     ("campaign", "list"),
     ("xid", "explain", "79"),
     ("plugins", "-c", "tmd.toml"),
@@ -95,12 +96,23 @@ def test_what_needs_a_redis_names_the_missing_extra(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_operator_names_the_missing_extra(without: Callable[..., Tmd]) -> None:
+    done = without(*KUBERNETES)("kubernetes", "run", "--once")
+
+    assert done.returncode == 2
+    assert (
+        "kopf, lightkube are not installed here: run pip install 'tmd-trainmover[kubernetes]'"
+        in done.stderr
+    )
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("arguments", WORKS, ids=" ".join)
 def test_the_other_verbs_need_no_extra(
     arguments: tuple[str, ...], without: Callable[..., Tmd]
 ) -> None:
     """A control host has no torch."""
-    done = without(*TRAINER, "fakeredis", "lupa")(*arguments)
+    done = without(*TRAINER, *KUBERNETES, "fakeredis", "lupa")(*arguments)
 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

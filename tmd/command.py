@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from tmd.core.values.errors import ConfigError
-from tmd.extras import lacking_trainer
+from tmd.extras import lacking
 
 LONG = "--check-hash-based-pycs"
 """The only long option of the interpreter before a script; it also takes the next argument."""
@@ -54,8 +54,8 @@ def missing(command: Sequence[str]) -> str:
     if found := shutil.which(program):
         if not _is_python(found):
             return ""
-        lacking = lacking_trainer() if _is_ours(found) else ""
-        return _missing_script(found, command[1:]) or lacking
+        reason = lacking("trainer") if _is_ours(found) else ""
+        return _missing_script(found, command[1:]) or reason
     if os.sep not in program:
         return f"there is no program {program} in PATH: name a Python file, -m MODULE or a program"
     return _unreadable(Path(program)) or f"{program} is not executable: run chmod +x {program}"

@@ -13,6 +13,9 @@ DISTRIBUTION = "tmd-trainmover"
 """The name under which pip knows tmd: the name ``tmd`` belongs to another project."""
 TRAINER = ("torch", "numpy", "wrapt", "xxhash")
 """Packages of the ``trainer`` extra."""
+KUBERNETES = ("kopf", "lightkube")
+"""Packages of the ``kubernetes`` extra."""
+PACKAGES = {"trainer": TRAINER, "kubernetes": KUBERNETES}
 
 
 def install(extra: str) -> str:
@@ -20,13 +23,13 @@ def install(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-def lacking_trainer() -> str:
-    """Why this machine cannot run a training process, with the remedy; empty if it can."""
-    lacking = [name for name in TRAINER if find_spec(name) is None]
-    if not lacking:
+def lacking(extra: str) -> str:
+    """Why this machine cannot do what ``extra`` is for, with the remedy; empty if it can."""
+    missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
+    if not missing:
         return ""
-    verb = "is" if len(lacking) == 1 else "are"
-    return f"{', '.join(lacking)} {verb} not installed here: run {install('trainer')}"
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{', '.join(missing)} {verb} not installed here: run {install(extra)}"
 
 
 def need_trainer(verb: str) -> None:
@@ -35,5 +38,15 @@ def need_trainer(verb: str) -> None:
     Raises:
         ConfigError: a package of the ``trainer`` extra is missing.
     """
-    if lacking := lacking_trainer():
-        raise ConfigError(f"{verb} trains a model, but {lacking}")
+    if missing := lacking("trainer"):
+        raise ConfigError(f"{verb} trains a model, but {missing}")
+
+
+def need(extra: str, what: str) -> None:
+    """Check that ``what`` can run here.
+
+    Raises:
+        ConfigError: a package of ``extra`` is missing.
+    """
+    if missing := lacking(extra):
+        raise ConfigError(f"{what} cannot run: {missing}")

@@ -22,6 +22,7 @@ from tmd.cli import (
     injecting,
     inspecting,
     installing,
+    kubernetes,
     observing,
     operating,
     policies,
@@ -108,6 +109,7 @@ app.command()(doctor.doctor)
 app.command()(installing.man)
 app.add_typer(observing.detectors, name="detectors")
 app.add_typer(inspecting.config, name="config")
+app.add_typer(kubernetes.kubernetes, name="kubernetes")
 app.add_typer(installing.monitoring, name="monitoring")
 app.add_typer(policies.policy, name="policy")
 app.add_typer(slurm.slurm, name="slurm")

@@ -57,13 +57,23 @@ def monitoring(folder: Path, documentation: str) -> tuple[File, ...]:
     Raises:
         ConfigError: ``documentation`` is no address.
     """
-    if not re.fullmatch(r"(https?|file)://[^\s\"'\\]+", documentation):
-        raise ConfigError(f"--docs {documentation!a}: give the address of the documentation")
-    rules = text_of("tmd-alerts.yml", MONITORING).replace(DOCUMENTATION, documentation.rstrip("/"))
+    place = documentation_at(documentation)
+    rules = text_of("tmd-alerts.yml", MONITORING).replace(DOCUMENTATION, place)
     return (
         File(folder / "tmd-alerts.yml", rules, 0o644),
         File(folder / "tmd-dashboard.json", text_of("tmd-dashboard.json", MONITORING), 0o644),
     )
+
+
+def documentation_at(address: str) -> str:
+    """``address`` without a slash at its end.
+
+    Raises:
+        ConfigError: it is no address.
+    """
+    if not re.fullmatch(r"(https?|file)://[^\s\"'\\]+", address):
+        raise ConfigError(f"--docs {address!a}: give the address of the documentation")
+    return address.rstrip("/")
 
 
 def unit(folder: Path, command: str, settings: Path) -> File:

@@ -1,0 +1,308 @@
+"""What Kubernetes and tmd tell each other."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tests.values import alert, member, plan, record
+from tmd.core.planning.kubernetes import Changes, Condition, Node, Order, Rules, changes
+from tmd.core.planning.scheduler_drains import observed
+from tmd.core.values.model import (
+    ClusterView,
+    HostStatus,
+    JobState,
+    Membership,
+    Phase,
+    Severity,
+    Strategy,
+)
+from tmd.core.values.requests import DrainRequest
+
+RUNBOOK = "https://docs/runbook"
+RULES = Rules(RUNBOOK, hosts_share=1.0)
+FAULT = alert(code="nvml.ecc", severity=Severity.FATAL, strategy=Strategy.ACT, message="row\nbad")
+BAN = alert(code="host.banned", severity=Severity.WARNING, message="came back")
+WELL = Condition("True", "NoFinding", "tmd holds the host fit for ranks", "t0")
+BAD = Condition("False", "NvmlEcc", f"nvml.ecc: row bad ({RUNBOOK})", "t0")
+SILENT = Condition("Unknown", "NoHeartbeat", "the daemon of tmd on this node is silent", "t0")
+ASKED = Order("nvsentinel", "d1", "n1", "XID 79")
+OURS = DrainRequest("n1", "r", by="kubernetes: node n1 is cordoned", reserve=True)
+
+
+def host(name, *alerts):
+    return HostStatus(name, "i", alerts=alerts)
+
+
+def view(*hosts, **parts):
+    return ClusterView(hosts=hosts, **parts)
+
+
+def agreed(view, nodes, orders=(), *, now=5000.0, rules=RULES):
+    """The changes, for hosts that have been seen as they are for a long time. Nodes are well,
+    unless a test says otherwise."""
+    known = observed({}, view, {}, 0.0)
+    return changes(view, nodes, orders, records=known, now=now, rules=rules)
+
+
+def node(name, *, condition=WELL, **parts):
+    return Node(name, f"uid-{name}", condition=condition, **parts)
+
+
+# --- from Kubernetes to tmd -----------------------------------------------------------------------
+
+CORDONED = "kubernetes: node n1 is cordoned"
+REQUESTED = "kubernetes: DrainRequest d1: XID 79"
+
+
+@pytest.mark.parametrize(
+    ("cordoned", "orders", "drain"),
+    [
+        (False, (), None),
+        (True, (), CORDONED),
+        (False, (ASKED,), REQUESTED),
+        (True, (ASKED,), REQUESTED),
+        (False, (structs.replace(ASKED, reason=""),), "kubernetes: DrainRequest d1"),
+        (False, (structs.replace(ASKED, name="d2"), ASKED), REQUESTED),
+        (False, (structs.replace(ASKED, complete=True),), REQUESTED),
+        (False, (structs.replace(ASKED, node="other"),), None),
+    ],
+)
+def test_a_cordon_or_a_drain_request_drains_the_host(cordoned, orders, drain):
+    """With the reason; a DrainRequest that is complete stands until it is deleted."""
+    found = agreed(view(host("n1")), [node("n1", cordoned=cordoned)], orders)
+
+    assert found.drain == (() if drain is None else (("n1", drain),))
+
+
+@pytest.mark.parametrize("cordoned", [False, True])
+@pytest.mark.parametrize(
+    ("request_", "withdrawn"), [(OURS, True), (DrainRequest("n1", "r", by="ann"), False)]
+)
+def test_only_what_kubernetes_has_set_is_withdrawn(cordoned, request_, withdrawn):
+    """An uncordoned node gives back its own request; nothing is asked for twice."""
+    found = agreed(view(host("n1"), drains=(request_,)), [node("n1", cordoned=cordoned)])
+
+    assert found.drain == ()
+    assert found.undrain == (("n1",) if withdrawn and not cordoned else ())
+
+
+def test_a_drain_goes_on_while_one_of_two_causes_is_left():
+    """NVSentinel deletes its request while the node is still cordoned."""
+    there = view(host("n1"), drains=(OURS,))
+
+    assert agreed(there, [node("n1", cordoned=True)]).undrain == ()
+    assert agreed(there, [node("n1")], (structs.replace(ASKED, complete=True),)).undrain == ()
+
+
+def test_a_node_without_tmd_is_left_alone():
+    """Neither drained, nor marked, nor is its DrainRequest completed: that is said."""
+    foreign = structs.replace(ASKED, node="other")
+    found = agreed(view(host("n1")), [node("n1"), node("other", cordoned=True)], (foreign,))
+
+    assert found == Changes(problems=found.problems)
+    assert found.problems == (
+        "DrainRequest nvsentinel/d1 is left alone: node other has no host of tmd",
+    )
+
+
+def test_an_annotation_names_the_host_of_a_node():
+    """It overrides the name, also when it names no host at all."""
+    there = view(host("n1"), host("gpu-7"))
+    nodes = [node("n1", host="gone", cordoned=True), node("n2", host="gpu-7", cordoned=True)]
+
+    assert agreed(there, nodes).drain == (("gpu-7", "kubernetes: node n2 is cordoned"),)
+
+
+def test_nodes_that_claim_one_host_are_left_alone_and_named():
+    nodes = [node("n1", cordoned=True), node("n2", host="n1")]
+    found = agreed(view(host("n1")), nodes)
+
+    assert found.drain == ()
+    assert "nodes n1, n2 are left alone: each is taken for host n1" in found.problems[0]
+
+
+def test_a_short_name_means_its_only_host():
+    assert agreed(view(host("n1.example")), [node("n1", cordoned=True)]).drain[0][0] == "n1.example"
+
+
+def test_where_room_is_short_a_drain_request_comes_before_a_cordon():
+    nodes = [node("n1", cordoned=True), node("n2", cordoned=True)]
+    order = structs.replace(ASKED, node="n2")
+    found = agreed(view(host("n1"), host("n2")), nodes, (order,), rules=Rules(RUNBOOK))
+
+    assert [name for name, _ in found.drain] == ["n2"]
+    assert found.problems[0].startswith("host n1 is not drained yet: ")
+
+
+@pytest.mark.parametrize(
+    ("there", "undrain", "problems"),
+    [
+        (view(drains=(OURS,)), ("n1",), 0),
+        (view(host("n1"), drains=(OURS,)), (), 1),
+        (view(drains=(OURS,), jobs=(record("n1"),)), (), 1),
+    ],
+    ids=["gone", "alive", "holds a rank"],
+)
+def test_the_request_of_a_deleted_node_goes_with_its_host(there, undrain, problems):
+    """One whose daemon still runs, or that holds a rank, is not given back: that is said."""
+    found = agreed(there, [])
+
+    assert (found.undrain, len(found.problems)) == (undrain, problems)
+
+
+# --- a DrainRequest is complete -------------------------------------------------------------------
+
+LIVE = plan(Membership(2, (member("n1"),)), phase=Phase.SWITCH)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complete"),
+    [
+        ({"drains": (OURS,)}, True),
+        ({"drains": (DrainRequest("n1", "r", by="ann"),)}, True),
+        ({"drains": (DrainRequest("n1", "r", leave=True),)}, True),
+        ({"drains": ()}, False),
+        ({"drains": (DrainRequest("n1", "r", soft=True),)}, False),
+        ({"drains": (OURS,), "jobs": (record("n2"),)}, True),
+        ({"drains": (OURS,), "jobs": (record("n1"),)}, False),
+        ({"drains": (OURS,), "jobs": (record("n1", state=JobState.FINISHED),)}, True),
+        ({"drains": (OURS,), "jobs": (record("n2", plan=LIVE),)}, False),
+        (
+            {
+                "drains": (OURS,),
+                "jobs": (record("n2", plan=structs.replace(LIVE, phase=Phase.DONE)),),
+            },
+            True,
+        ),
+        ({"drains": (OURS,), "unread": ("n9",)}, False),
+        ({"drains": (OURS,), "unread_jobs": ("j",)}, False),
+    ],
+)
+def test_a_drain_request_is_complete_when_no_rank_is_or_comes_there(parts, complete):
+    """A request that keeps ranks away must stand, and everything must be readable."""
+    found = agreed(view(host("n1"), **parts), [node("n1")], (ASKED,))
+
+    assert found.complete == (((ASKED, "host n1 holds no rank"),) if complete else ())
+
+
+def test_a_drain_request_is_completed_once():
+    done = structs.replace(ASKED, complete=True)
+
+    assert agreed(view(host("n1"), drains=(OURS,)), [node("n1")], (done,)) == Changes()
+
+
+def test_a_drain_request_is_not_complete_in_the_look_that_begins_the_drain():
+    """Only what Redis has taken counts."""
+    found = agreed(view(host("n1")), [node("n1")], (ASKED,))
+
+    assert (len(found.drain), found.complete) == (1, ())
+
+
+def test_a_soft_drain_of_an_operator_that_keeps_a_request_waiting_is_said():
+    soft = DrainRequest("n1", "r", by="ann", soft=True)
+    (problem,) = agreed(view(host("n1"), drains=(soft,)), [node("n1")], (ASKED,)).problems
+
+    assert "after the soft drain by ann host n1 may take ranks again" in problem
+
+
+# --- from tmd to Kubernetes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "status", "after", "event"),
+    [
+        (None, host("n1"), "True", None),
+        (None, host("n1", FAULT), "False", "NvmlEcc"),
+        (None, None, None, None),
+        (WELL, host("n1"), None, None),
+        (WELL, host("n1", FAULT), "False", "NvmlEcc"),
+        (WELL, host("n1", BAN), "False", "HostBanned"),
+        (WELL, None, "Unknown", None),
+        (BAD, host("n1"), "True", "NoFinding"),
+        (BAD, host("n1", FAULT), None, None),
+        (BAD, host("n1", structs.replace(FAULT, message="x")), "False", None),
+        (BAD, host("n1", structs.replace(FAULT, code="nic.x")), "False", "NicX"),
+        (BAD, None, None, None),
+        (SILENT, host("n1"), "True", None),
+        (SILENT, host("n1", FAULT), "False", "NvmlEcc"),
+        (SILENT, None, None, None),
+    ],
+)
+def test_the_condition_of_a_node_follows_its_host(before, status, after, event):
+    """Every case of the condition that is there and of the host: well, unfit, silent. An Event
+    tells of a finding and of its end."""
+    hosts = () if status is None else (status,)
+    mark = agreed(view(*hosts, jobs=(record("n1"),)), [node("n1", condition=before)]).mark
+
+    assert [m.condition.status for m in mark] == ([] if after is None else [after])
+    assert [m.event.reason for m in mark if m.event] == ([] if event is None else [event])
+
+
+def test_a_finding_is_told_with_its_code_and_the_runbook():
+    ((marked),) = agreed(view(host("n1", FAULT)), [node("n1")]).mark
+
+    assert marked.condition == structs.replace(BAD, since="")
+    assert marked.event.message == BAD.message
+    assert marked.event.warns
+
+
+def test_the_time_of_the_last_change_stays_while_the_status_does():
+    other = structs.replace(FAULT, message="x")
+    (marked,) = agreed(view(host("n1", other)), [node("n1", condition=BAD)]).mark
+
+    assert marked.condition.since == BAD.since
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": Strategy.OBSERVE},
+        {"strategy": Strategy.ADVISE},
+        {"severity": Severity.WARNING},
+        {"job": "gpt"},
+    ],
+    ids=str,
+)
+def test_a_finding_that_does_not_make_a_host_unfit_marks_no_node(changes):
+    told = view(host("n1", structs.replace(FAULT, **changes)))
+
+    assert agreed(told, [node("n1")]) == Changes()
+
+
+def test_a_node_is_healthy_again_only_after_a_while_without_a_finding():
+    """A daemon that has just started has not looked yet; a silent one says nothing."""
+    nodes = [node("n1", condition=BAD)]
+    there = view(host("n1"))
+
+    assert agreed(there, nodes, now=599.0).mark == ()
+    assert [m.condition.status for m in agreed(there, nodes, now=600.0).mark] == ["True"]
+
+
+def test_one_change_has_one_event_and_another_change_another():
+    """The name is the same when an operator that was killed looks again."""
+    told = view(host("n1", FAULT))
+    again = view(host("n1", structs.replace(FAULT, id="later")))
+    names = [
+        agreed(there, [node("n1", condition=before)]).mark[0].event.name
+        for there, before in (
+            (told, WELL),
+            (told, WELL),
+            (again, WELL),
+            (told, structs.replace(WELL, since="t1")),
+        )
+    ]
+
+    assert names[0] == names[1]
+    assert len(set(names)) == 3
+    assert all(name.startswith("n1.tmd-") for name in names)
+
+
+def test_a_long_name_and_a_long_message_fit():
+    long = structs.replace(FAULT, message="x" * 5000)
+    name = ("a" * 62 + ".") * 4
+    (marked,) = agreed(view(host(name, long)), [node(name)]).mark
+
+    assert len(marked.event.name) <= 253
+    assert len(marked.event.message) < 1024
+    assert marked.condition.message.endswith(f"({RUNBOOK})")

@@ -1,0 +1,134 @@
+"""An API server, a cluster of tmd in a real Redis, and the operator on both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kubernetes.api_server import ApiServer
+from tests.marks import extra
+from tests.values import record
+from tmd.config import Settings, parse
+from tmd.core.values.model import ClusterView, HostStatus, JobRecord
+from tmd.core.values.requests import DrainRequest
+from tmd.daemon.store import RedisStore, open_store
+
+SECRET = "0123456789abcdef0123456789abcdef"
+WITHIN_S = 10.0
+HOSTS = ("n1", "n2", "n3", "n4", "n5")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """With a node for each host, and one without tmd."""
+    extra("kubernetes")
+    with ApiServer() as running:
+        for name in (*HOSTS, "other"):
+            running.node(name)
+        (tmp_path / "kubeconfig").write_text(running.kubeconfig())
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield running
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path) -> Settings:
+    """Of a cluster of the test's own; also in the file ``tmd.toml``."""
+    name = f"kubernetes{os.urandom(4).hex()}"
+    return settings_for(redis_url, name, tmp_path)
+
+
+def settings_for(url: str, name: str, folder: Path) -> Settings:
+    (folder / "tmd.toml").write_text(
+        f'[cluster]\nname = "{name}"\n[redis]\nurl = "{url}"\ntimeout_s = 0.5\n'
+    )
+    found, errors = parse(
+        {"cluster": {"name": name, "secret": SECRET}, "redis": {"url": url, "timeout_s": 0.5}}
+    )
+    assert found is not None, errors
+    return found
+
+
+@pytest.fixture
+async def cluster(settings: Settings) -> AsyncIterator[Cluster]:
+    """With a heartbeat of each host."""
+    opened = Cluster(open_store(settings))
+    for name in HOSTS:
+        await opened.host(name)
+    yield opened
+    await opened.store.close()
+
+
+class Cluster:
+    """What the daemons of a cluster have written."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self.store = store
+
+    async def host(self, name: str, *alerts: Any) -> None:
+        await self.store.put_host(HostStatus(name, "i", alerts=alerts), ttl_s=300, wake=False)
+
+    async def job(self, *hosts: str) -> None:
+        """A job with a rank on each of ``hosts``."""
+        before = next(iter((await self.view()).jobs), None)
+        revision = 0 if before is None else before.revision
+        job: JobRecord = record(*hosts, revision=revision + 1, lease_epoch=1)
+        await self.store.put_job(job, expected=revision)
+
+    async def view(self) -> ClusterView:
+        return await self.store.snapshot()
+
+    async def drains(self) -> dict[str, DrainRequest]:
+        return {d.host: d for d in (await self.view()).drains}
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    """Neither side has an event for a test, so it is asked again. ``condition`` may be a coroutine
+    function."""
+    end = time.monotonic() + WITHIN_S
+    while True:
+        found = condition()
+        if await found if isinstance(found, Awaitable) else found:
+            return
+        assert time.monotonic() < end, f"not within {WITHIN_S} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def operating(cluster: Cluster, every_s: float = 0.2, **rules: Any) -> AsyncIterator[None]:
+    """The operator in this process, stopped at the end."""
+    from tmd.core.planning.kubernetes import Rules
+    from tmd.kubernetes import operator
+    from tmd.kubernetes.api import Kubernetes
+
+    stop, chosen = asyncio.Event(), Rules("https://docs/operate/runbook.html", **rules)
+    async with Kubernetes("nvsentinel", {}) as kubernetes:
+        looks = operator.Synchronizer(cluster.store, kubernetes, chosen, leave=False)
+        running = asyncio.create_task(
+            operator.run(looks.look, every_s=every_s, namespace="nvsentinel", stop=stop)
+        )
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            yield
+            assert not running.done(), "the operator has ended"
+        finally:
+            stop.set()
+            await asyncio.gather(running, stopped)
+
+
+def rights_of(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """What roles allow, as verb and resource."""
+    return {
+        (verb, resource)
+        for body in objects
+        if body["kind"] in ("ClusterRole", "Role")
+        for rule in body["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }

@@ -1,0 +1,349 @@
+"""Nodes of Kubernetes and hosts of tmd agree; with a real Redis and the API server of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientError, ClientSession
+
+from tests.daemon.redises import plain
+from tests.kubernetes.api_server import ApiServer, Request
+from tests.kubernetes.conftest import SECRET, Cluster, operating, settings_for, until
+from tests.marks import extra, program
+from tests.test_cli import tmd
+from tests.test_slurm import free_ports
+from tests.values import alert
+from tmd.config import Settings
+from tmd.core.values.model import Severity, Strategy
+from tmd.core.values.requests import DrainRequest
+from tmd.daemon.store import open_store
+
+FAULT = alert(code="nvml.ecc", severity=Severity.FATAL, strategy=Strategy.ACT, message="row 'x'")
+SETTLE_S = 0.2
+RARELY_S = 60.0
+"""Between looks that no change of Kubernetes calls for."""
+
+
+def complete(server: ApiServer, name: str = "d1") -> bool:
+    found = server.condition("drainrequests", name, "DrainComplete", "nvsentinel")
+    return found.get("status") == "True"
+
+
+def health(server: ApiServer, node: str) -> str:
+    return server.condition("nodes", node, "TmdHealthy").get("status", "")
+
+
+async def test_a_drain_request_is_complete_once_no_rank_is_left(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    """The whole way: cordon, DrainRequest, drain, move, complete, deleted, uncordon."""
+    await cluster.job("n1", "n2")
+    async with operating(cluster):
+        server.node("n1", cordoned=True)
+        await until(cluster.drains, "the host is drained")
+        cordoned = await cluster.drains()
+        server.drain("d1", "n1", reason="XID 79")
+        looked = len(server.requests)
+        await until(
+            lambda: verbs(server)[looked:].count(("list", "drainrequests")) > 2, "it is seen"
+        )
+        early = complete(server)
+        await cluster.job("n3", "n2")
+        await until(lambda: complete(server), "it is complete")
+        server.store.remove(("drainrequests", "nvsentinel", "d1"))
+        server.node("n1")
+        await until(lambda: none(cluster), "the drain is withdrawn")
+
+    assert [(d.host, d.by, d.reserve) for d in cordoned.values()] == [
+        ("n1", "kubernetes: node n1 is cordoned", True)
+    ]
+    assert not early
+
+
+def verbs(server: ApiServer) -> list[tuple[str, str]]:
+    return [(r.verb, r.resource) for r in server.requests]
+
+
+async def none(cluster: Cluster) -> bool:
+    return not await cluster.drains()
+
+
+async def test_the_drain_of_an_operator_is_kept(server: ApiServer, cluster: Cluster) -> None:
+    """Neither replaced when the node is cordoned nor withdrawn when it is not any more. It serves a
+    DrainRequest as well."""
+    theirs = DrainRequest("n1", "theirs", by="ann")
+    await cluster.store.drain(theirs)
+    async with operating(cluster):
+        server.node("n1", cordoned=True)
+        server.drain("d1", "n1")
+        await until(lambda: complete(server), "it is complete")
+        server.store.remove(("drainrequests", "nvsentinel", "d1"))
+        server.node("n1")
+        server.node("n2", cordoned=True)
+        await until(lambda: drained(cluster, "n2"), "a later change is carried out")
+
+    assert (await cluster.drains())["n1"] == theirs
+
+
+async def drained(cluster: Cluster, host: str) -> bool:
+    return host in await cluster.drains()
+
+
+async def test_a_finding_is_a_condition_and_one_event(server: ApiServer, cluster: Cluster) -> None:
+    """The conditions of others stay. The end is told as well."""
+    await cluster.host("n1", FAULT)
+    async with operating(cluster, healthy_after_s=0.0):
+        await until(lambda: health(server, "n1") == "False", "the node is marked")
+        bad = server.condition("nodes", "n1", "TmdHealthy")
+        await cluster.host("n1")
+        await until(lambda: health(server, "n1") == "True", "the node is well again")
+        await until(lambda: health(server, "n2") == "True", "another one is, too")
+
+    assert bad["reason"] == "NvmlEcc"
+    assert bad["message"] == "nvml.ecc: row 'x' (https://docs/operate/runbook.html)"
+    assert server.condition("nodes", "n1", "Ready")["status"] == "True"
+    events = sorted(server.all("events"), key=lambda e: int(e["metadata"]["resourceVersion"]))
+    assert [(e["type"], e["reason"]) for e in events] == [
+        ("Warning", "NvmlEcc"),
+        ("Normal", "NoFinding"),
+    ]
+    assert {e["involvedObject"]["name"] for e in events} == {"n1"}
+
+
+async def test_at_rest_nothing_is_written_and_a_node_without_tmd_is_never_touched(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    """However often it looks. Its DrainRequest waits for whoever knows the node."""
+    server.node("other", cordoned=True)
+    server.drain("d1", "other")
+    async with operating(cluster):
+        await until(lambda: health(server, "n5") == "True", "all are marked")
+        before = len(server.requests)
+        await until(lambda: verbs(server)[before:].count(("list", "nodes")) > 3, "it looks on")
+        later = server.requests[before:]
+
+    assert {r.verb for r in later} <= {"list", "watch"}
+    assert [r for r in server.requests if r.verb == "patch" and r.name == "other"] == []
+    assert await none(cluster)
+    assert not complete(server)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["dropped", "gone"])
+async def test_a_watch_that_is_dropped_is_taken_up_again(
+    server: ApiServer, cluster: Cluster, forgotten: bool
+) -> None:
+    """From where it was, or from a new list if the server has forgotten that (410)."""
+    async with operating(cluster, every_s=RARELY_S):
+        await until(lambda: health(server, "n5") == "True", "it has looked")
+        # What the first lists called for is over then; if not, the test shows less, but passes.
+        await asyncio.sleep(4 * SETTLE_S)
+        watched = verbs(server).count(("watch", "nodes"))
+        with server.store.lock:
+            server.drop_watches()
+            server.node("n2", annotations={"a": "b"})
+            server.node("n1", cordoned=True)
+            if forgotten:
+                server.store.compact()
+        await until(lambda: drained(cluster, "n1"), "the cordon is seen")
+
+    assert watched == 1
+    assert verbs(server).count(("watch", "nodes")) > watched
+
+
+async def test_no_drain_request_is_needed(cluster: Cluster, server: ApiServer) -> None:
+    """Nor its CRD: most clusters have no NVSentinel."""
+    server.with_drains = False
+    async with operating(cluster):
+        server.node("n1", cordoned=True)
+        await until(lambda: drained(cluster, "n1"), "the host is drained")
+
+    assert ("list", "drainrequests") not in verbs(server)
+
+
+async def test_an_outage_of_redis_only_delays(
+    server: ApiServer, redis_binary: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is said once."""
+    with plain(redis_binary, tmp_path / "redis") as (port, process):
+        url = f"redis://127.0.0.1:{port}/0"
+        cluster = Cluster(open_store(settings_for(url, "outage", tmp_path)))
+        await cluster.host("n1")
+        await cluster.host("n2")
+        async with operating(cluster, every_s=0.05):
+            await until(lambda: health(server, "n2") == "True", "it has looked")
+            process.send_signal(signal.SIGSTOP)
+            try:
+                server.node("n1", cordoned=True)
+                await until(lambda: told(capfd, "trying again"), "the outage is said")
+                looked = len(server.requests)
+                await until(
+                    lambda: verbs(server)[looked:].count(("list", "nodes")) > 1, "it tries again"
+                )
+            finally:
+                process.send_signal(signal.SIGCONT)
+            await until(lambda: drained(cluster, "n1"), "the host is drained")
+        await cluster.store.close()
+
+    assert not told(capfd, "trying again")
+
+
+async def test_an_outage_of_the_api_server_only_delays(
+    server: ApiServer, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A right that is taken away is said, with what is asked for."""
+    async with operating(cluster):
+        await until(lambda: health(server, "n5") == "True", "it has looked")
+        server.rights = set()
+        await until(
+            lambda: told(capfd, 'does not let us list nodes: nodes is forbidden: User "operator"'),
+            "it is said",
+        )
+        server.rights = None
+        server.node("n1", cordoned=True)
+        await until(lambda: drained(cluster, "n1"), "the host is drained")
+
+    assert not told(capfd, "trying again")
+
+
+def told(capfd: pytest.CaptureFixture[str], what: str) -> bool:
+    return what in capfd.readouterr().err
+
+
+# --- the verb -------------------------------------------------------------------------------------
+
+
+def environment(folder: Path) -> dict[str, str]:
+    found = {"TMD_CLUSTER__SECRET": SECRET, "TMD_CONFIG": str(folder / "tmd.toml")}
+    return {**found, "KUBECONFIG": str(folder / "kubeconfig")}
+
+
+@contextmanager
+def running(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = (sys.executable, "-P", "-m", "tmd.cli", "kubernetes", "run", *options)
+    known = {**os.environ, **environment(folder)}
+    with subprocess.Popen(command, env=known, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_an_operator_that_is_killed_in_the_middle_does_nothing_twice(
+    server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Between the Event and the condition that it is about."""
+    await cluster.host("n1", FAULT)
+    server.node("n2", cordoned=True)
+    server.held = Request("patch", "nodes/status", "n1")
+    with running(tmp_path) as process:
+        await until(server.is_held.is_set, "the Event is there, and the condition on its way")
+        process.kill()
+    before, events = await cluster.drains(), server.all("events")
+    marked = health(server, "n1")
+    server.held = None
+    done = await asyncio.to_thread(tmd, "kubernetes", "run", "--once", env=environment(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert (marked, health(server, "n1")) == ("", "False")
+    assert [e["reason"] for e in events] == ["NvmlEcc"]
+    assert server.all("events") == events
+    assert list(before) == ["n2"]
+    assert await cluster.drains() == before
+
+
+async def test_it_is_alive_until_it_is_told_to_end(
+    server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Kubernetes asks for /healthz and sends SIGTERM."""
+    (port,) = free_ports(1)
+    with running(tmp_path, "--liveness", f"127.0.0.1:{port}") as process:
+        await until(lambda: answers(port), "it is alive")
+        process.terminate()
+        status = await asyncio.to_thread(process.wait, 10)
+        printed = process.stderr.read()
+
+    assert status == 0
+    assert printed == ""
+
+
+async def answers(port: int) -> bool:
+    try:
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz") as r:
+            return r.status == 200
+    except ClientError:
+        return False
+
+
+async def test_a_dry_run_prints_what_would_be_and_changes_nothing(
+    server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Of the nodes with the labels."""
+    server.node("n1", cordoned=True, labels={"gpu": "yes"})
+    server.node("n2", cordoned=True)
+    options = ("--dry-run", "--selector", "gpu")
+    done = await asyncio.to_thread(tmd, "kubernetes", "run", *options, env=environment(tmp_path))
+
+    assert done.stdout.splitlines() == [
+        "would drain host n1: kubernetes: node n1 is cordoned",
+        "would mark node n1 True: NoFinding: tmd holds the host fit for ranks",
+    ]
+    assert await none(cluster)
+    assert {r.verb for r in server.requests} == {"list"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "nothing says where the API server is"),
+        (("--selector", "=x"), "--selector: write name=value or name instead of '=x'"),
+        (("--docs", "x"), "--docs 'x': give the address of the documentation"),
+    ],
+)
+def test_what_is_missing_is_named(
+    options: tuple[str, ...], says: str, settings: Settings, tmp_path: Path
+) -> None:
+    extra("kubernetes")
+    done = tmd("kubernetes", "run", "--once", *options, env=environment(tmp_path))
+
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- the API server of the tests ------------------------------------------------------------------
+
+
+async def test_kubectl_takes_the_server_of_these_tests_for_one(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    """It cordons, waits for the condition of a DrainRequest, and removes a condition as the
+    documentation says."""
+    kubectl = program("kubectl", "as .ci/get-helm does")
+    server.token = ""
+
+    def run(*words: str) -> str:
+        done = subprocess.run([kubectl, *words], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async with operating(cluster):
+        server.drain("d1", "n2")
+        await asyncio.to_thread(run, "cordon", "n1")
+        await until(lambda: drained(cluster, "n1"), "the host is drained")
+        waits = ("wait", "drainrequest/d1", "-n", "nvsentinel", "--for=condition=DrainComplete")
+        complete_ = await asyncio.to_thread(run, *waits, "--timeout=10s")
+        await until(lambda: health(server, "n1") == "True", "it is marked")
+    patch = '{"status":{"conditions":[{"type":"TmdHealthy","$patch":"delete"}]}}'
+    run("patch", "node", "n1", "--subresource=status", "--type=strategic", "-p", patch)
+
+    assert complete_ == "drainrequest.nvsentinel.nvidia.com/d1 condition met\n"
+    assert health(server, "n1") == ""
+    assert server.condition("nodes", "n1", "Ready")["status"] == "True"

@@ -1,0 +1,290 @@
+"""Decides what Kubernetes and tmd tell each other about hosts.
+
+A cordoned node, and a DrainRequest of NVSentinel, become a drain request. A host that is unfit for
+a finding, or banned, becomes a condition of its node and an Event. No node is ever cordoned here,
+and no pod evicted. Nodes without a host of tmd are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+
+from msgspec import Struct, structs
+
+from tmd.core.planning.scheduler_drains import (
+    HostRecord,
+    faults_of,
+    host_drains,
+    known_hosts,
+    matching,
+)
+from tmd.core.values.model import FINAL, Alert, ClusterView, HostStatus
+from tmd.core.values.printable import printable
+from tmd.core.values.view_checks import ENDED, holdings
+
+BY = "kubernetes:"
+"""Beginning of the requester of a drain that stands for the state of a node."""
+CONDITION = "TmdHealthy"
+"""Type of the node condition that says whether tmd holds the host of the node fit."""
+HOST = "tmd/host"
+"""Annotation of a node that names its host of tmd, if that is not the name of the node."""
+COMPLETE = "DrainComplete"
+"""Type of the condition of a DrainRequest for which NVSentinel waits."""
+FIT, SILENT = "NoFinding", "NoHeartbeat"
+LONGEST_MESSAGE = 500
+
+
+class Condition(Struct, frozen=True):
+    """The condition of a node that this module keeps."""
+
+    status: str
+    """``True``, ``False`` or ``Unknown``."""
+    reason: str
+    message: str
+    since: str = ""
+    """Time of its last change of status, as the API server gave it; empty if it is to change."""
+
+    @property
+    def code(self) -> str:
+        """Of the finding for which it is ``False``."""
+        return self.message.partition(":")[0]
+
+
+class Node(Struct, frozen=True):
+    """A node as the API server shows it."""
+
+    name: str
+    uid: str = ""
+    cordoned: bool = False
+    host: str = ""
+    """Its annotation :data:`HOST`."""
+    condition: Condition | None = None
+    """Its condition :data:`CONDITION`, if it has one."""
+
+
+class Order(Struct, frozen=True):
+    """A DrainRequest of NVSentinel: free a node, and say when it is free."""
+
+    namespace: str
+    name: str
+    node: str
+    reason: str = ""
+    complete: bool = False
+
+
+class Event(Struct, frozen=True):
+    """An Event about a node."""
+
+    name: str
+    """The same for the same change of the same condition, so that it is there once only."""
+    warns: bool
+    reason: str
+    message: str
+
+
+class NodeChange(Struct, frozen=True):
+    """A condition to be set, and the Event that comes with it, if people should see one."""
+
+    node: Node
+    condition: Condition
+    event: Event | None
+
+
+class Rules(Struct, frozen=True):
+    """What an operator has chosen."""
+
+    runbook: str
+    """Address of the runbook."""
+    healthy_after_s: float = 600.0
+    """How long one run of a daemon must report no finding before its node is healthy again."""
+    hosts_share: float = 0.5
+    """Share of the hosts, at least two, that drains of Kubernetes must not reach."""
+
+
+class Changes(Struct, frozen=True):
+    """What has to be changed so that both sides agree."""
+
+    drain: tuple[tuple[str, str], ...] = ()
+    """Hosts to be drained by tmd, and the requester with the reason."""
+    undrain: tuple[str, ...] = ()
+    """Hosts whose drain request is to be withdrawn."""
+    mark: tuple[NodeChange, ...] = ()
+    complete: tuple[tuple[Order, str], ...] = ()
+    """DrainRequests that are served, and a sentence that says so."""
+    problems: tuple[str, ...] = ()
+    """Sentences about what is left as it is and should not be."""
+
+
+def changes(
+    view: ClusterView,
+    nodes: Sequence[Node],
+    requests: Sequence[Order],
+    *,
+    records: Mapping[str, HostRecord],
+    now: float,
+    rules: Rules,
+) -> Changes:
+    """How the cluster is brought to agree with its nodes and DrainRequests.
+
+    ``records``: from :func:`tmd.core.planning.scheduler_drains.observed`.
+    """
+    hosts, unclear = _hosts_of(view, nodes)
+    of_node = _requests_of(requests)
+    # Whoever waits for a DrainRequest comes first where there is no room for all.
+    urgent = sorted((n for n in nodes if n.name in hosts), key=lambda n: n.name not in of_node)
+    causes = [(hosts[n.name], _cause(n, of_node.get(n.name, []))) for n in urgent]
+    found = host_drains(view, causes, by=BY, hosts_share=rules.hosts_share)
+    statuses = {h.host: h for h in view.hosts}
+    mark = []
+    for node in nodes:
+        host = hosts.get(node.name, "")
+        change = host and _mark(node, statuses.get(host), records.get(host), now, rules)
+        mark += [change] if change else []
+    waiting = [r for r in requests if not r.complete]
+    complete = [
+        (request, f"host {hosts[request.node]} holds no rank")
+        for request in waiting
+        if request.node in hosts and _is_free(view, hosts[request.node])
+    ]
+    gone = [host for host in found.unseen if host not in statuses.keys() | holdings(view).keys()]
+    stays = [host for host in found.unseen if host not in gone]
+    problems = (*unclear, *found.waiting, *_stuck(view, waiting, hosts), *map(_absent, stays))
+    return Changes(found.drain, (*found.undrain, *gone), tuple(mark), tuple(complete), problems)
+
+
+# --- nodes and hosts ------------------------------------------------------------------------------
+
+
+def _hosts_of(view: ClusterView, nodes: Sequence[Node]) -> tuple[dict[str, str], list[str]]:
+    """The host of each node that has one, and a sentence for each host that is claimed twice."""
+    known = known_hosts(view)
+    by_name = matching(known, (n.name for n in nodes if not n.host))
+    claims: dict[str, list[str]] = {}
+    for node in nodes:
+        host = node.host if node.host in known else by_name.get(node.name)
+        if host is not None:
+            claims.setdefault(host, []).append(node.name)
+    unclear = [
+        f"nodes {', '.join(names)} are left alone: each is taken for host {host}; the annotation "
+        f"{HOST} of a node names its host"
+        for host, names in sorted(claims.items())
+        if len(names) > 1
+    ]
+    return {names[0]: host for host, names in claims.items() if len(names) == 1}, unclear
+
+
+def _requests_of(requests: Iterable[Order]) -> dict[str, list[Order]]:
+    found: dict[str, list[Order]] = {}
+    for request in requests:
+        found.setdefault(request.node, []).append(request)
+    return found
+
+
+def _cause(node: Node, requests: Sequence[Order]) -> str:
+    """Why Kubernetes drains ``node``; empty if it does not."""
+    if requests:
+        first = min(requests, key=lambda r: (r.namespace, r.name))
+        return f"DrainRequest {first.name}" + (f": {first.reason}" if first.reason else "")
+    return f"node {node.name} is cordoned" if node.cordoned else ""
+
+
+def _absent(host: str) -> str:
+    return f"host {host} stays drained: there is no node for it ('tmd undrain {host}' frees it)"
+
+
+def _stuck(view: ClusterView, waiting: Iterable[Order], hosts: Mapping[str, str]) -> list[str]:
+    """A sentence about each DrainRequest that nothing here will complete."""
+    soft = {d.host: d.by for d in view.drains if d.soft}
+    found = []
+    for request in waiting:
+        what, host = f"DrainRequest {request.namespace}/{request.name}", hosts.get(request.node)
+        if host is None:
+            found.append(f"{what} is left alone: node {request.node} has no host of tmd")
+        elif host in soft:
+            found.append(
+                f"{what} waits: after the soft drain by {soft[host] or 'an operator'} host {host} "
+                f"may take ranks again ('tmd drain {host}' keeps it free)"
+            )
+    return found
+
+
+# --- from Kubernetes to tmd -----------------------------------------------------------------------
+
+
+def _is_free(view: ClusterView, host: str) -> bool:
+    """Whether ``host`` holds no rank and gets none, as far as everything can be read.
+
+    Without a request that keeps ranks away one could come back at once."""
+    if view.unread or view.unread_jobs:
+        return False
+    kept_free = any(d.host == host and not d.soft for d in view.drains)
+    return kept_free and host not in holdings(view) and not _awaits_rank(view, host)
+
+
+def _awaits_rank(view: ClusterView, host: str) -> bool:
+    """Whether a live plan gives a rank to ``host``, or may find the state of one there."""
+    return any(
+        host in {m.host for m in record.parties}
+        for record in view.jobs
+        if record.state not in ENDED and record.plan is not None and record.plan.phase not in FINAL
+    )
+
+
+# --- from tmd to Kubernetes -----------------------------------------------------------------------
+
+
+def _mark(
+    node: Node, host: HostStatus | None, record: HostRecord | None, now: float, rules: Rules
+) -> NodeChange | None:
+    """The condition that ``node`` should get; ``None`` if it has it.
+
+    Once it is ``False`` it stays so while the host is silent, and for a while after the last
+    finding: a daemon that has just started has not looked yet."""
+    before, faults = node.condition, faults_of(host)
+    is_bad = before is not None and before.status == "False"
+    if faults:
+        what = " ".join(f"{faults[0].code}: {faults[0].message}".split())
+        text = f"{printable(what)[:LONGEST_MESSAGE]} ({rules.runbook})"
+        wanted = Condition("False", _camel(faults[0].code), text)
+    elif host is None:
+        if before is None or is_bad:
+            return None
+        wanted = Condition("Unknown", SILENT, "the daemon of tmd on this node is silent")
+    elif before is not None and is_bad and not _is_over(before, record, now, rules):
+        return None
+    else:
+        wanted = Condition("True", FIT, "tmd holds the host fit for ranks")
+    if before is not None and _same(before, wanted):
+        return None
+    return _change(node, wanted, faults)
+
+
+def _is_over(before: Condition, record: HostRecord | None, now: float, rules: Rules) -> bool:
+    return record is not None and record.is_over(before.code, now, rules.healthy_after_s)
+
+
+def _same(one: Condition, other: Condition) -> bool:
+    return (one.status, one.reason, one.message) == (other.status, other.reason, other.message)
+
+
+def _camel(code: str) -> str:
+    """``nvml.row_remap`` as Kubernetes writes reasons: ``NvmlRowRemap``."""
+    words = "".join(c if c.isascii() and c.isalnum() else " " for c in code).split()
+    return "".join(word[0].upper() + word[1:] for word in words) or "Finding"
+
+
+def _change(node: Node, wanted: Condition, faults: Sequence[Alert]) -> NodeChange:
+    before = node.condition
+    if before is not None and before.status == wanted.status:
+        wanted = structs.replace(wanted, since=before.since)
+    fell = bool(faults) and (before is None or before.reason != wanted.reason)
+    rose = wanted.status == "True" and before is not None and before.status == "False"
+    if not (fell or rose):
+        return NodeChange(node, wanted, None)
+    seen = "" if before is None else f"{before.status} {before.reason} {before.since}"
+    cause = faults[0].id if faults else ""
+    mark = sha256(f"{node.uid} {seen} > {wanted.status} {cause}".encode()).hexdigest()
+    # The name of a node may be as long as that of an Event may be.
+    name = f"{node.name[:200].rstrip('.-')}.tmd-{mark[:16]}"
+    return NodeChange(node, wanted, Event(name, fell, wanted.reason, wanted.message))

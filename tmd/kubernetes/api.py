@@ -1,0 +1,155 @@
+"""What the operator asks of the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+import httpx2
+from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube.core.exceptions import ConfigError as WrongConfig
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.types import PatchType
+
+from tmd.cli.scheduling import SchedulerError
+from tmd.core.planning.kubernetes import Node, NodeChange, Order
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.reasons import in_words
+from tmd.kubernetes import objects
+
+PAGE = 500
+NOT_FOUND, CONFLICT = 404, 409
+
+_NODE = create_global_resource("", "v1", "Node", "nodes")
+_EVENT = create_namespaced_resource("", "v1", "Event", "events")
+_ORDER = create_namespaced_resource(objects.GROUP, objects.VERSION, objects.KIND, objects.PLURAL)
+
+
+class KubernetesError(SchedulerError):
+    """The API server does not answer, or refuses."""
+
+
+class Kubernetes:
+    """The nodes and DrainRequests of a cluster. Use it as a context."""
+
+    def __init__(self, namespace: str, labels: Mapping[str, str | None]) -> None:
+        """``namespace``: of the DrainRequests; ``labels``: that nodes must have (``None``: with any
+        value).
+
+        Raises:
+            ConfigError: nothing says where the API server is.
+        """
+        self._namespace = namespace
+        self._labels = dict(labels)
+        self._client = AsyncClient(_configuration())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        await self._client.close()
+
+    async def nodes(self) -> list[Node]:
+        """Those with the labels.
+
+        Raises:
+            KubernetesError: there is no list.
+        """
+        with _told("list nodes"):
+            found = self._client.list(_NODE, labels=self._labels or None, chunk_size=PAGE)
+            return [objects.node_of(body) async for body in found]
+
+    async def orders(self) -> list[Order]:
+        """The DrainRequests; none if there is no such resource.
+
+        Raises:
+            KubernetesError: there is no list.
+        """
+        with _told("list DrainRequests"):
+            orders = []
+            with _unless(NOT_FOUND):
+                found = self._client.list(_ORDER, namespace=self._namespace, chunk_size=PAGE)
+                orders = [objects.order_of(body) async for body in found]
+            return orders
+
+    async def mark(self, change: NodeChange) -> None:
+        """Set the condition of a node. The Event comes first: a repetition makes no second one,
+        since it has the same name, but a condition that is set is never looked at again.
+
+        Raises:
+            KubernetesError: one of them is refused.
+        """
+        now = _now()
+        if change.event is not None:
+            with _told("create an Event"):
+                body = objects.event(change.node, change.event, now)
+                with _unless(CONFLICT):
+                    await self._client.create(_EVENT(body), namespace=objects.EVENTS)
+        with _told("patch the status of a node"):
+            patch = objects.marked(change, now)
+            await self._client.patch(_NODE.Status, change.node.name, patch)
+
+    async def complete(self, order: Order, message: str) -> None:
+        """Say that a DrainRequest is served; nothing if it is gone.
+
+        Raises:
+            KubernetesError: it has changed meanwhile, or this is refused.
+        """
+        with _told("patch the status of a DrainRequest"), _unless(NOT_FOUND):
+            body = await self._client.get(_ORDER, order.name, namespace=order.namespace)
+            await self._client.patch(
+                _ORDER.Status,
+                order.name,
+                objects.completed(body, message, _now()),
+                namespace=order.namespace,
+                patch_type=PatchType.MERGE,
+            )
+
+
+def _configuration() -> KubeConfig:
+    try:
+        return KubeConfig.from_env()
+    except (WrongConfig, KeyError) as error:
+        raise ConfigError(
+            f"nothing says where the API server is ({in_words(error)}): run this in a pod with a "
+            "service account, or name a file in KUBECONFIG"
+        ) from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Turns errors of the client into a sentence."""
+    try:
+        yield
+    except httpx2.HTTPStatusError as error:
+        answer = error.response
+        # Only an error of the API server itself has a sentence of its own.
+        why = (
+            error if isinstance(error, ApiError) else f"{answer.status_code} {answer.reason_phrase}"
+        )
+        raise KubernetesError(f"the API server does not let us {what}: {why}") from None
+    except (httpx2.HTTPError, OSError) as error:
+        why = in_words(error)
+        raise KubernetesError(f"cannot {what}: no answer from the API server: {why}") from None
+
+
+@contextmanager
+def _unless(status: int) -> Iterator[None]:
+    """Takes one answer of the API server for what was wanted."""
+    try:
+        yield
+    except httpx2.HTTPStatusError as error:
+        if error.response.status_code != status:
+            raise

@@ -1,0 +1,135 @@
+"""The operator: looks at nodes and cluster, and makes them agree; kopf tells it when to look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import kopf
+
+from tmd.cli.scheduling import Drains, HostHistory, Outcome, Step, carry_out, look_always
+from tmd.core.planning.kubernetes import Changes, Rules, changes
+from tmd.core.values.model import ClusterView
+from tmd.daemon.bus import Store, WakeEvent
+from tmd.kubernetes import objects
+from tmd.kubernetes.api import Kubernetes, KubernetesError
+
+SETTLE_S = 0.2
+"""A list at the start, or a rack that is cordoned, is many events at once."""
+
+
+class Synchronizer:
+    """Looks at both sides and makes them agree."""
+
+    def __init__(self, store: Store, kubernetes: Kubernetes, rules: Rules, *, leave: bool) -> None:
+        self._history = HostHistory(store)
+        self._drains = Drains(store, leave=leave)
+        self._kubernetes = kubernetes
+        self._rules = rules
+
+    async def look(self, *, dry_run: bool = False) -> Outcome:
+        """Look once and change what differs.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+            KubernetesError: the API server gives no list.
+        """
+        nodes, orders = await self._kubernetes.nodes(), await self._kubernetes.orders()
+        view, records, now = await self._history.look()
+        found = changes(view, nodes, orders, records=records, now=now, rules=self._rules)
+        return found.problems, await carry_out(self._steps(found, view), dry_run=dry_run)
+
+    def _steps(self, found: Changes, view: ClusterView) -> Iterator[Step]:
+        yield from self._drains.steps(view, found.drain, found.undrain)
+        for change in found.mark:
+            new = change.condition
+            line = f"mark node {change.node.name} {new.status}: {new.reason}: {new.message}"
+            yield line, partial(self._kubernetes.mark, change)
+        for order, why in found.complete:
+            line = f"complete DrainRequest {order.namespace}/{order.name}: {why}"
+            yield line, partial(self._kubernetes.complete, order, why)
+
+
+class Watch:
+    """Rings when a node or a DrainRequest has changed in what decides."""
+
+    def __init__(self) -> None:
+        self.event = WakeEvent()
+        self._seen: dict[str, tuple[bool, str]] = {}
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """The handlers. None of them changes an object."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(_login)
+        kopf.on.event("v1", "nodes", registry=registry)(self._node)
+        kopf.on.event(objects.GROUP, objects.VERSION, objects.PLURAL, registry=registry)(
+            self._order
+        )
+        return registry
+
+    async def _node(self, body: Any, **_: Any) -> None:
+        # Kubelets report for each node every few minutes: mostly nothing that decides.
+        node = objects.node_of(body)
+        mark = (node.cordoned, node.host)
+        if self._seen.get(node.name) != mark:
+            self._seen[node.name] = mark
+            self.event.ring()
+
+    async def _order(self, **_: Any) -> None:
+        self.event.ring()
+
+
+async def run(
+    look: Callable[[], Awaitable[Outcome]],
+    *,
+    every_s: float,
+    namespace: str,
+    liveness: str = "",
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Look at every change and every ``every_s``, until SIGTERM, SIGINT or ``stop``.
+
+    Raises:
+        KubernetesError: the API server cannot be watched.
+    """
+    watch = Watch()
+
+    async def rest() -> None:
+        await watch.event.wait(every_s)
+        await asyncio.sleep(SETTLE_S)
+
+    # Before kopf starts: it ends every task that is younger than itself.
+    looking = asyncio.create_task(look_always(look, rest))
+    watching = asyncio.create_task(_watched(watch, namespace, liveness, stop))
+    try:
+        done, _ = await asyncio.wait((looking, watching), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in (looking, watching):
+            task.cancel()
+        await asyncio.gather(looking, watching, return_exceptions=True)
+
+
+async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Event | None) -> None:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    # No right to list CRDs and namespaces is needed then.
+    settings.scanning.disabled = True
+    try:
+        await kopf.operator(
+            registry=watch.registry(),
+            settings=settings,
+            namespaces=[namespace],
+            standalone=True,
+            liveness_endpoint=f"http://{liveness}/healthz" if liveness else None,
+            stop_flag=stop,
+        )
+    except Exception as error:
+        raise KubernetesError(f"the API server cannot be watched: {error}") from error
+
+
+def _login(**known: Any) -> kopf.ConnectionInfo | None:
+    return kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
