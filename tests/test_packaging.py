@@ -140,8 +140,10 @@ def test_no_image_runs_as_root(name: str) -> None:
 
 
 def test_the_image_of_the_daemon_has_no_torch() -> None:
+    """But what the operator of Kubernetes needs."""
     text = (ROOT / "packaging" / "Containerfile").read_text()
 
+    assert f"{DISTRIBUTION}[kubernetes]" in text
     assert "[trainer]" not in text
     assert 'ENTRYPOINT ["/opt/tmd/bin/tmd-daemon"]' in text
     assert f"{DISTRIBUTION}[trainer]" in (ROOT / "packaging" / "Containerfile.trainer").read_text()

@@ -88,15 +88,15 @@ class Cluster:
         return {d.host: d for d in (await self.view()).drains}
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
+async def until(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> None:
     """Neither side has an event for a test, so it is asked again. ``condition`` may be a coroutine
     function."""
-    end = time.monotonic() + WITHIN_S
+    end = time.monotonic() + within_s
     while True:
         found = condition()
         if await found if isinstance(found, Awaitable) else found:
             return
-        assert time.monotonic() < end, f"not within {WITHIN_S} s: {what}"
+        assert time.monotonic() < end, f"not within {within_s} s: {what}"
         await asyncio.sleep(0.01)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,10 @@ async def test_it_is_alive_until_it_is_told_to_end(
 
     assert status == 0
     assert printed == ""
+
+
+def watched(server: ApiServer, kind: str) -> bool:
+    return ("watch", kind) in verbs(server)
 
 
 async def answers(port: int) -> bool:

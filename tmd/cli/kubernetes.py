@@ -49,7 +49,8 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     leave: LeaveOption = False,
     namespace: Annotated[
-        str, typer.Option(help="Namespace of the DrainRequests of NVSentinel.")
+        str,
+        typer.Option(help="Namespace of the DrainRequests of NVSentinel; empty: look at none."),
     ] = "nvsentinel",
     selector: SelectorOption = "",
     healthy_after: HealthyOption = 10.0,

@@ -36,7 +36,7 @@ class Kubernetes:
     """The nodes and DrainRequests of a cluster. Use it as a context."""
 
     def __init__(self, namespace: str, labels: Mapping[str, str | None]) -> None:
-        """``namespace``: of the DrainRequests; ``labels``: that nodes must have (``None``: with any
+        """``namespace``: of the DrainRequests, empty for none; ``labels``: that nodes must have (``None``: with any
         value).
 
         Raises:
@@ -73,6 +73,8 @@ class Kubernetes:
         Raises:
             KubernetesError: there is no list.
         """
+        if not self._namespace:
+            return []
         with _told("list DrainRequests"):
             orders = []
             with _unless(NOT_FOUND):

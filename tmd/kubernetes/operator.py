@@ -59,11 +59,13 @@ class Watch:
         self.event = WakeEvent()
         self._seen: dict[str, tuple[bool, str]] = {}
 
-    def registry(self) -> kopf.OperatorRegistry:
+    def registry(self, *, with_orders: bool) -> kopf.OperatorRegistry:
         """The handlers. None of them changes an object."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(_login)
         kopf.on.event("v1", "nodes", registry=registry)(self._node)
+        if not with_orders:
+            return registry
         kopf.on.event(objects.GROUP, objects.VERSION, objects.PLURAL, registry=registry)(
             self._order
         )
@@ -90,6 +92,8 @@ async def run(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Look at every change and every ``every_s``, until SIGTERM, SIGINT or ``stop``.
+
+    ``namespace``: of the DrainRequests, empty for none.
 
     Raises:
         KubernetesError: the API server cannot be watched.
@@ -120,9 +124,10 @@ async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Ev
     settings.scanning.disabled = True
     try:
         await kopf.operator(
-            registry=watch.registry(),
+            registry=watch.registry(with_orders=bool(namespace)),
             settings=settings,
-            namespaces=[namespace],
+            clusterwide=not namespace,
+            namespaces=[namespace] if namespace else (),
             standalone=True,
             liveness_endpoint=f"http://{liveness}/healthz" if liveness else None,
             stop_flag=stop,

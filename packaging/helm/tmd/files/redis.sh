@@ -1,0 +1,81 @@
+#!/bin/sh
+# One of three Redis servers, or the Sentinel beside one. The Sentinels say who is the master; as long
+# as none of them knows, it is the first server.
+#   redis.sh redis|sentinel     HOSTS, ME, REDIS_PASSWORD, REDIS_PORT, SENTINEL_PORT, DATA
+set -eu
+
+ask() {
+    timeout 3 redis-cli -h "$1" -p "$SENTINEL_PORT" sentinel "$2" tmd 2>/dev/null || true
+}
+
+master() {
+    for host in $HOSTS; do
+        found=$(ask "$host" get-master-addr-by-name | head -n 1)
+        case $found in
+        "" | *" "*) ;; # no answer, or an error
+        *)
+            echo "$found"
+            return
+            ;;
+        esac
+    done
+    echo "${HOSTS%% *}"
+}
+
+replicas_known() {
+    for host in $HOSTS; do
+        if ask "$host" replicas | grep -q "^name$"; then return 0; fi
+    done
+    return 1
+}
+
+now=$(master)
+case $1 in
+redis)
+    # A master that comes back empty would empty its replicas: it waits until one has taken over.
+    tries=${WAIT:-60}
+    while [ "$now" = "$ME" ] && [ ! -e "$DATA/appendonlydir" ] && [ "$tries" -gt 0 ] &&
+        replicas_known; do
+        sleep 1
+        tries=$((tries - 1))
+        now=$(master)
+    done
+    if [ "$now" = "$ME" ]; then of=; else of="replicaof $now $REDIS_PORT"; fi
+    (
+        umask 077
+        cat >"$DATA/redis.conf" <<CONF
+bind ${BIND:-* -::*}
+port $REDIS_PORT
+dir $DATA
+appendonly yes
+save ""
+requirepass $REDIS_PASSWORD
+masterauth $REDIS_PASSWORD
+replica-announce-ip $ME
+replica-announce-port $REDIS_PORT
+repl-diskless-sync-delay 0
+$of
+CONF
+    )
+    exec redis-server "$DATA/redis.conf"
+    ;;
+sentinel)
+    (
+        umask 077
+        cat >"$DATA/sentinel.conf" <<CONF
+bind ${BIND:-* -::*}
+port $SENTINEL_PORT
+dir $DATA
+sentinel resolve-hostnames yes
+sentinel announce-hostnames yes
+sentinel announce-ip $ME
+sentinel announce-port $SENTINEL_PORT
+sentinel monitor tmd $now $REDIS_PORT 2
+sentinel auth-pass tmd $REDIS_PASSWORD
+sentinel down-after-milliseconds tmd ${DOWN_AFTER_MS:-5000}
+sentinel failover-timeout tmd ${FAILOVER_MS:-15000}
+CONF
+    )
+    exec redis-server "$DATA/sentinel.conf" --sentinel
+    ;;
+esac

@@ -1,0 +1,321 @@
+"""The Helm chart and the examples: rendered by helm, checked against schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.conftest import SECRET, Cluster, operating, rights_of, until
+from tests.kubernetes.test_operator import complete, drained, health
+from tests.marks import program
+from tests.test_cli import tmd
+from tmd import __version__
+from tmd.config import Settings
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "packaging" / "helm" / "tmd"
+EXAMPLES = ROOT / "examples" / "kubernetes"
+VALUES = ("plain", "whole")
+SCHEMA = "1.35"
+WITHOUT_SCHEMA = {"PodMonitor", "JobSet"}
+"""Kinds of other projects: nothing here knows their fields."""
+
+Object = dict[str, Any]
+
+
+def helm(*words: str | Path, status: int = 0) -> str:
+    binary = program("helm", "as .ci/get-helm does")
+    done = subprocess.run([binary, *map(str, words)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def rendered(values: str, *options: str) -> list[Object]:
+    file = CHART / "ci" / f"{values}.yaml"
+    text = helm("template", "gpu", CHART, "--namespace", "tmd-system", "-f", file, *options)
+    return [body for body in yaml.safe_load_all(text) if body]
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[Object]:
+    return rendered("whole")
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Object]:
+    return rendered("plain")
+
+
+def one(objects: list[Object], kind: str, name: str = "") -> Object:
+    """The only object of the kind, or that of the name."""
+    (found,) = (b for b in objects if b["kind"] == kind and name in ("", b["metadata"]["name"]))
+    return found
+
+
+def pods(objects: list[Object]) -> list[Object]:
+    return [b["spec"]["template"]["spec"] for b in objects if "template" in b.get("spec", {})]
+
+
+def containers(objects: list[Object]) -> dict[str, Object]:
+    return {
+        c["name"]: c
+        for pod in pods(objects)
+        for c in (*pod["containers"], *pod.get("initContainers", ()))
+    }
+
+
+def check_schema(body: Object) -> None:
+    import kubernetes_validate
+
+    kubernetes_validate.validate(body, SCHEMA, strict=True)
+
+
+# --- the chart ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_chart_is_in_order(values: str) -> None:
+    """For helm, strictly."""
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, "-f", CHART / f"ci/{values}.yaml")
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_every_object_fits_its_schema(values: str) -> None:
+    """Strictly: an unknown field is an error."""
+    objects = rendered(values)
+    for body in objects:
+        if body["kind"] not in WITHOUT_SCHEMA:
+            check_schema(body)
+
+    assert len(objects) >= 9
+
+
+def test_the_schemas_know_every_field(plain: list[Object]) -> None:
+    """A misspelt one would be ignored by the API server."""
+    body = one(plain, "DaemonSet")
+    body = {**body, "spec": {**body["spec"], "updateStrategie": {}}}
+
+    with pytest.raises(Exception, match="updateStrategie"):
+        check_schema(body)
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    assert chart["appVersion"] == chart["version"] == __version__
+
+
+def test_the_table_of_values_is_whole() -> None:
+    """Each value, and no other; each group has a schema that knows no more."""
+
+    def leaves(value: Any, path: str = "") -> set[str]:
+        if not isinstance(value, dict) or not value or path.endswith(("resources", "labels")):
+            return {path}
+        return {p for key, v in value.items() for p in leaves(v, f"{path}.{key}".lstrip("."))}
+
+    table = (CHART / "README.md").read_text()
+    rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+
+    assert {name for row in rows for name in re.findall(r"`([\w.]+)`", row)} == leaves(
+        yaml.safe_load((CHART / "values.yaml").read_text())
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--set", "redis.url=redis://r"), "image.repository: no image of tmd is published"),
+        (("--set", "image.repository=i"), "redis.url: name your Redis"),
+        (
+            ("--set", "image.repository=i,redis.url=redis://r,redis.install=true"),
+            "redis.url and redis.install: set one of them",
+        ),
+        (("--set", "redis.url=mysql://r"), "at '/redis/url'"),
+        (("--set", "daemon.httpPort=http"), "at '/daemon/httpPort'"),
+        (("--set", "deamon.config=x"), "deamon"),
+    ],
+)
+def test_a_wrong_value_is_named(options: tuple[str, ...], says: str) -> None:
+    assert says in helm("template", "gpu", CHART, *options, status=1)
+
+
+def test_a_secret_of_ones_own_is_used_and_none_is_made() -> None:
+    objects = rendered("plain", "--set", "secret.existing=mine")
+    named = {
+        v["secret"]["secretName"] for pod in pods(objects) for v in pod["volumes"] if "secret" in v
+    }
+
+    assert [b for b in objects if b["kind"] == "Secret"] == []
+    assert named == {"mine"}
+
+
+# --- rights ---------------------------------------------------------------------------------------
+
+
+def test_no_container_has_more_rights_than_it_needs(plain: list[Object]) -> None:
+    """Root only makes the folders of the node, with two capabilities."""
+    found = containers(plain)
+    folders = found.pop("folders")["securityContext"]
+    daemon = one(plain, "DaemonSet")["spec"]["template"]["spec"]
+
+    assert folders["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    for name, container in found.items():
+        context = container["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}, name
+        assert not context["allowPrivilegeEscalation"]
+        assert context["readOnlyRootFilesystem"]
+    assert found["daemon"]["securityContext"]["runAsUser"] == 7471
+    assert not daemon["automountServiceAccountToken"]
+    assert {v["hostPath"]["path"] for v in daemon["volumes"] if "hostPath" in v} == {
+        "/run/tmd",
+        "/var/lib/tmd",
+    }
+
+
+def test_only_the_kernel_log_needs_a_privileged_container(whole: list[Object]) -> None:
+    privileged = [
+        name for name, c in containers(whole).items() if c["securityContext"].get("privileged")
+    ]
+
+    assert privileged == ["daemon"]
+
+
+def test_the_operator_may_do_these_things_and_no_others(
+    plain: list[Object], whole: list[Object]
+) -> None:
+    base = {
+        ("list", "nodes"),
+        ("watch", "nodes"),
+        ("patch", "nodes/status"),
+        ("create", "events"),
+    }
+    drains = {(verb, "drainrequests") for verb in ("get", "list", "watch")}
+
+    assert rights_of(plain) == base
+    assert rights_of(whole) == base | drains | {("patch", "drainrequests/status")}
+
+
+async def test_the_rights_of_the_chart_are_enough(
+    server: ApiServer, cluster: Cluster, whole: list[Object]
+) -> None:
+    """The API server refuses whatever they do not allow."""
+    server.rights = rights_of(whole)
+    server.drain("d1", "n1")
+    async with operating(cluster):
+        server.node("n2", cordoned=True)
+        await until(lambda: drained(cluster, "n2"), "the host is drained")
+        await until(lambda: complete(server), "the request is complete")
+        await until(lambda: health(server, "n5") == "True", "nodes are marked")
+
+    assert {(r.verb, r.resource) for r in server.requests} <= server.rights
+
+
+# --- what the containers are given ----------------------------------------------------------------
+
+
+def environment_of(container: Object, folder: Path) -> dict[str, str]:
+    """As the kubelet would fill it in on node n1, with files of ``folder`` for volumes."""
+    fields = {"spec.nodeName": "n1", "status.hostIP": "10.0.0.1", "status.podIP": "10.1.0.1"}
+    found = {}
+    for variable in container["env"]:
+        source = variable.get("valueFrom", {})
+        if "fieldRef" in source:
+            found[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
+        elif "secretKeyRef" not in source:
+            found[variable["name"]] = variable["value"]
+    found["TMD_CONFIG"] = str(folder / "tmd.toml")
+    found["TMD_CLUSTER__SECRET_FILE"] = str(folder / "secret")
+    return found
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_daemon_of_the_chart_has_a_right_configuration(values: str, tmp_path: Path) -> None:
+    objects = rendered(values)
+    daemon, secret = containers(objects)["daemon"], one(objects, "Secret")["stringData"]
+    (tmp_path / "tmd.toml").write_text(one(objects, "ConfigMap", "gpu-tmd")["data"]["tmd.toml"])
+    (tmp_path / "secret").write_text(secret["secret"])
+    (tmp_path / "secret").chmod(0o440)
+    known = {**environment_of(daemon, tmp_path), "TMD_REDIS__URL": secret["redis-url"]}
+    for folder in ("RUNTIME", "STATE"):
+        known[f"TMD_HOST__{folder}_DIR"] = str(tmp_path)
+    shown = tmd("config", "show", env=known)
+
+    assert shown.returncode == 0, shown.stderr
+    assert 'name = "n1"' in shown.stdout
+    assert 'advertise = "10.0.0.1"' in shown.stdout
+    assert '"7472"' in shown.stdout
+    place = "0.0.0.0:7471" if values == "whole" else "127.0.0.1:7471"
+    assert f'listen = "{place}"' in shown.stdout
+
+
+async def test_the_operator_of_the_chart_has_right_options(
+    server: ApiServer, cluster: Cluster, settings: Settings, whole: list[Object], tmp_path: Path
+) -> None:
+    """It looks at the nodes with the labels."""
+    server.node("n1", labels={"tmd": "yes"}, cordoned=True)
+    args = containers(whole)["operator"]["args"]
+    own = {
+        "TMD_CLUSTER__SECRET": SECRET,
+        "TMD_CONFIG": str(tmp_path / "tmd.toml"),
+        "KUBECONFIG": os.environ["KUBECONFIG"],
+    }
+    done = await asyncio.to_thread(tmd, "kubernetes", "run", "--dry-run", *args, env=own)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("would drain host n1: kubernetes: node n1 is cordoned\n")
+    assert "n2" not in done.stdout
+
+
+# --- examples -------------------------------------------------------------------------------------
+
+
+def examples() -> list[Object]:
+    files = sorted(EXAMPLES.glob("*.yaml"))
+    return [body for file in files for body in yaml.safe_load_all(file.read_text()) if body]
+
+
+def test_the_examples_fit_their_schemas() -> None:
+    """Of a JobSet the Job in it, which a schema knows."""
+    found = examples()
+    jobs = [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": job["name"]},
+            **job["template"],
+        }
+        for job in one(found, "JobSet")["spec"]["replicatedJobs"]
+    ]
+    for body in (*found, *jobs):
+        if body["kind"] not in WITHOUT_SCHEMA:
+            check_schema(body)
+
+    assert {b["kind"] for b in found} == {
+        *("JobSet", "PodDisruptionBudget", "NetworkPolicy", "ConfigMap")
+    }
+
+
+def test_the_job_has_a_spare_and_finds_its_daemon(plain: list[Object]) -> None:
+    """The socket of the chart's daemon, as one of its users."""
+    (job,) = one(examples(), "JobSet")["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    command, daemon = container["command"], containers(plain)["daemon"]
+    users = next(e["value"] for e in daemon["env"] if e["name"] == "TMD_HOST__USERS")
+    (socket,) = (v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v)
+
+    assert spec["parallelism"] == spec["completions"] > int(command[command.index("--nnodes") + 1])
+    assert str(pod["securityContext"]["runAsUser"]) in yaml.safe_load(users)
+    assert socket == yaml.safe_load((CHART / "values.yaml").read_text())["daemon"]["runtimeDir"]
+    assert {"TMD_HOST__NAME", "TMD_HOST__ADVERTISE", "TMD_HOST__RUNTIME_DIR"} <= {
+        e["name"] for e in container["env"]
+    }
