@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,18 @@ async def operating(cluster: Cluster, every_s: float = 0.2, **rules: Any) -> Asy
         finally:
             stop.set()
             await asyncio.gather(running, stopped)
+
+
+@contextmanager
+def operator_process(*options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """``tmd kubernetes run``, killed at the end."""
+    command = (sys.executable, "-P", "-m", "tmd.cli", "kubernetes", "run", *options)
+    known = {**os.environ, **environment}
+    with subprocess.Popen(command, env=known, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def rights_of(objects: list[dict[str, Any]]) -> set[tuple[str, str]]:

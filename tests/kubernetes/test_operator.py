@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +13,14 @@ from aiohttp import ClientError, ClientSession
 
 from tests.daemon.redises import plain
 from tests.kubernetes.api_server import ApiServer, Request
-from tests.kubernetes.conftest import SECRET, Cluster, operating, settings_for, until
+from tests.kubernetes.conftest import (
+    SECRET,
+    Cluster,
+    operating,
+    operator_process,
+    settings_for,
+    until,
+)
 from tests.marks import extra, program
 from tests.test_cli import tmd
 from tests.test_slurm import free_ports
@@ -226,17 +229,6 @@ def environment(folder: Path) -> dict[str, str]:
     return {**found, "KUBECONFIG": str(folder / "kubeconfig")}
 
 
-@contextmanager
-def running(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    command = (sys.executable, "-P", "-m", "tmd.cli", "kubernetes", "run", *options)
-    known = {**os.environ, **environment(folder)}
-    with subprocess.Popen(command, env=known, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 async def test_an_operator_that_is_killed_in_the_middle_does_nothing_twice(
     server: ApiServer, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -244,7 +236,7 @@ async def test_an_operator_that_is_killed_in_the_middle_does_nothing_twice(
     await cluster.host("n1", FAULT)
     server.node("n2", cordoned=True)
     server.held = Request("patch", "nodes/status", "n1")
-    with running(tmp_path) as process:
+    with operator_process(**environment(tmp_path)) as process:
         await until(server.is_held.is_set, "the Event is there, and the condition on its way")
         process.kill()
     before, events = await cluster.drains(), server.all("events")
@@ -265,8 +257,11 @@ async def test_it_is_alive_until_it_is_told_to_end(
 ) -> None:
     """Kubernetes asks for /healthz and sends SIGTERM."""
     (port,) = free_ports(1)
-    with running(tmp_path, "--liveness", f"127.0.0.1:{port}") as process:
+    options = ("--liveness", f"127.0.0.1:{port}")
+    with operator_process(*options, **environment(tmp_path)) as process:
         await until(lambda: answers(port), "it is alive")
+        for kind in ("nodes", "drainrequests"):
+            await until(partial(watched, server, kind), "it watches")
         process.terminate()
         status = await asyncio.to_thread(process.wait, 10)
         printed = process.stderr.read()

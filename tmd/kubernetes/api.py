@@ -36,8 +36,8 @@ class Kubernetes:
     """The nodes and DrainRequests of a cluster. Use it as a context."""
 
     def __init__(self, namespace: str, labels: Mapping[str, str | None]) -> None:
-        """``namespace``: of the DrainRequests, empty for none; ``labels``: that nodes must have (``None``: with any
-        value).
+        """``namespace``: of the DrainRequests, empty for none; ``labels``: that nodes must have
+        (``None``: with any value).
 
         Raises:
             ConfigError: nothing says where the API server is.
