@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.api_server import ApiServer, Request
 from tests.marks import extra
 from tests.values import record
 from tmd.config import Settings, parse
@@ -103,8 +103,10 @@ async def until(condition: Callable[[], Any], what: str, within_s: float = WITHI
 
 
 @asynccontextmanager
-async def operating(cluster: Cluster, every_s: float = 0.2, **rules: Any) -> AsyncIterator[None]:
-    """The operator in this process, stopped at the end."""
+async def operating(
+    server: ApiServer, cluster: Cluster, every_s: float = 0.05, **rules: Any
+) -> AsyncIterator[None]:
+    """The operator in this process, once it watches nodes; stopped at the end."""
     from tmd.core.planning.kubernetes import Rules
     from tmd.kubernetes import operator
     from tmd.kubernetes.api import Kubernetes
@@ -117,6 +119,7 @@ async def operating(cluster: Cluster, every_s: float = 0.2, **rules: Any) -> Asy
         )
         stopped = asyncio.create_task(stop.wait())
         try:
+            await until(lambda: Request("watch", "nodes", "") in server.requests, "it watches")
             yield
             assert not running.done(), "the operator has ended"
         finally:

@@ -209,7 +209,7 @@ async def test_the_rights_of_the_chart_are_enough(
     """The API server refuses whatever they do not allow."""
     server.rights = rights_of(whole)
     server.drain("d1", "n1")
-    async with operating(cluster):
+    async with operating(server, cluster):
         server.node("n2", cordoned=True)
         await until(lambda: drained(cluster, "n2"), "the host is drained")
         await until(lambda: complete(server), "the request is complete")

@@ -16,7 +16,7 @@ from tmd.daemon.bus import Store, WakeEvent
 from tmd.kubernetes import objects
 from tmd.kubernetes.api import Kubernetes, KubernetesError
 
-SETTLE_S = 0.2
+SETTLE_S = 0.1
 """A list at the start, or a rack that is cordoned, is many events at once."""
 
 
