@@ -199,11 +199,29 @@ def test_a_drain_request_is_not_complete_in_the_look_that_begins_the_drain():
     assert (len(found.drain), found.complete) == (1, ())
 
 
-def test_a_soft_drain_of_an_operator_that_keeps_a_request_waiting_is_said():
-    soft = DrainRequest("n1", "r", by="ann", soft=True)
-    (problem,) = agreed(view(host("n1"), drains=(soft,)), [node("n1")], (ASKED,)).problems
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (
+            {"drains": (DrainRequest("n1", "r", by="ann", soft=True),)},
+            "the soft drain by ann host n1",
+        ),
+        ({"unread": ("n9",)}, "n9 cannot be understood: update tmd"),
+        ({"unread_jobs": ("gpt",)}, "gpt cannot be understood: update tmd"),
+        (
+            {"jobs": (record("n1"),), "paused": True},
+            "host n1 holds a rank, and the cluster is paused",
+        ),
+        ({"jobs": (record("n2"),), "paused": True}, ""),
+        ({"jobs": (record("n1"),)}, ""),
+    ],
+)
+def test_what_keeps_a_drain_request_waiting_until_somebody_acts_is_said(parts, says):
+    """Not what ends by itself."""
+    found = agreed(view(host("n1"), **{"drains": (OURS,), **parts}), [node("n1")], (ASKED,))
 
-    assert "after the soft drain by ann host n1 may take ranks again" in problem
+    assert len(found.problems) == bool(says)
+    assert says in "".join(found.problems)
 
 
 # --- from tmd to Kubernetes -----------------------------------------------------------------------

@@ -251,7 +251,8 @@ def test_the_daemon_of_the_chart_has_a_right_configuration(values: str, tmp_path
     assert shown.returncode == 0, shown.stderr
     assert 'name = "n1"' in shown.stdout
     assert 'advertise = "10.0.0.1"' in shown.stdout
-    assert '"7472"' in shown.stdout
+    users = '["7472", "1000660000", "alice"]' if values == "whole" else '["7472"]'
+    assert f"users = {users}" in shown.stdout
     place = "0.0.0.0:7471" if values == "whole" else "127.0.0.1:7471"
     assert f'listen = "{place}"' in shown.stdout
 

@@ -25,7 +25,7 @@ from tests.marks import extra, program
 from tests.test_cli import tmd
 from tests.test_slurm import free_ports
 from tests.values import alert
-from tmd.cli.kubernetes import labels_of
+from tmd.cli.kubernetes import labels_of, liveness_at
 from tmd.config import Settings
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Severity, Strategy
@@ -308,7 +308,7 @@ def test_without_an_api_server_the_verb_says_where_to_run_it(
     done = tmd("kubernetes", "run", "--once", env=environment(tmp_path))
 
     assert done.returncode == 2
-    assert "nothing says where the API server is" in done.stderr
+    assert "nothing usable says where the API server is" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -331,6 +331,14 @@ def test_a_selector_names_labels(selector: str, labels: dict[str, str | None] | 
             labels_of(selector)
     else:
         assert labels_of(selector) == labels
+
+
+def test_where_it_says_that_it_is_alive_is_an_address() -> None:
+    """A port alone is one of the loopback, as elsewhere."""
+    with pytest.raises(ConfigError, match="--liveness 'x': write host:port"):
+        liveness_at("x")
+
+    assert (liveness_at(""), liveness_at("81")) == ("", "127.0.0.1:81")
 
 
 # --- the API server of the tests ------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tmd.cli.common import ConfigOption, with_store
 from tmd.cli.scheduling import look_once
 from tmd.cli.shipped import DOCUMENTATION, documentation_at
 from tmd.core.values.errors import ConfigError
+from tmd.core.values.reasons import in_words
 from tmd.extras import need
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def run(
     need("kubernetes", "the operator")
     from tmd.core.planning.kubernetes import Rules
 
-    labels = labels_of(selector)
+    labels, alive = labels_of(selector), liveness_at(liveness)
     runbook = f"{documentation_at(docs)}/operate/runbook.html"
 
     async def work(store: RedisStore, settings: Settings) -> None:
@@ -81,7 +82,7 @@ def run(
             if once or dry_run:
                 await look_once(partial(look, dry_run=dry_run))
             else:
-                await operator.run(look, every_s=every, namespace=namespace, liveness=liveness)
+                await operator.run(look, every_s=every, namespace=namespace, liveness=alive)
 
     with_store(config, work)
 
@@ -99,3 +100,18 @@ def labels_of(selector: str) -> dict[str, str | None]:
             raise ConfigError(f"--selector: write name=value or name instead of '{part}'")
         found[name] = value if has_value else None
     return found
+
+
+def liveness_at(listen: str) -> str:
+    """host:port of ``--liveness``; empty if it is.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    from tmd.sections import place
+
+    try:
+        address = place(listen)
+    except ValueError as error:
+        raise ConfigError(f"--liveness '{listen}': {in_words(error)}") from None
+    return "" if address is None else "{}:{}".format(*address)

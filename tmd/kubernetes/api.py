@@ -44,7 +44,7 @@ class Kubernetes:
         """
         self._namespace = namespace
         self._labels = dict(labels)
-        self._client = AsyncClient(_configuration())
+        self._client = _client()
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,13 +116,13 @@ class Kubernetes:
             )
 
 
-def _configuration() -> KubeConfig:
+def _client() -> AsyncClient:
     try:
-        return KubeConfig.from_env()
-    except (WrongConfig, KeyError) as error:
+        return AsyncClient(KubeConfig.from_env())
+    except (WrongConfig, KeyError, OSError) as error:
         raise ConfigError(
-            f"nothing says where the API server is ({in_words(error)}): run this in a pod with a "
-            "service account, or name a file in KUBECONFIG"
+            f"nothing usable says where the API server is ({in_words(error)}): run this in a pod "
+            "with a service account, or name a file in KUBECONFIG"
         ) from None
 
 

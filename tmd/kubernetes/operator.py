@@ -12,6 +12,7 @@ import kopf
 from tmd.cli.scheduling import Drains, HostHistory, Outcome, Step, carry_out, look_always
 from tmd.core.planning.kubernetes import Changes, Rules, changes
 from tmd.core.values.model import ClusterView
+from tmd.core.values.reasons import in_words
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.kubernetes import objects
 from tmd.kubernetes.api import Kubernetes, KubernetesError
@@ -96,7 +97,7 @@ async def run(
     ``namespace``: of the DrainRequests, empty for none.
 
     Raises:
-        KubernetesError: the API server cannot be watched.
+        KubernetesError: the API server cannot be watched any longer, or ``liveness`` not be served.
     """
     watch = Watch()
 
@@ -133,7 +134,7 @@ async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Ev
             stop_flag=stop,
         )
     except Exception as error:
-        raise KubernetesError(f"the API server cannot be watched: {error}") from error
+        raise KubernetesError(f"cannot watch any longer: {in_words(error)}") from error
 
 
 def _login(**known: Any) -> kopf.ConnectionInfo | None:

@@ -195,18 +195,29 @@ def _absent(host: str) -> str:
 
 def _stuck(view: ClusterView, waiting: Iterable[Order], hosts: Mapping[str, str]) -> list[str]:
     """A sentence about each DrainRequest that nothing here will complete."""
-    soft = {d.host: d.by for d in view.drains if d.soft}
     found = []
     for request in waiting:
         what, host = f"DrainRequest {request.namespace}/{request.name}", hosts.get(request.node)
         if host is None:
             found.append(f"{what} is left alone: node {request.node} has no host of tmd")
-        elif host in soft:
-            found.append(
-                f"{what} waits: after the soft drain by {soft[host] or 'an operator'} host {host} "
-                f"may take ranks again ('tmd drain {host}' keeps it free)"
-            )
+        elif why := _holds_up(view, host):
+            found.append(f"{what} waits: {why}")
     return found
+
+
+def _holds_up(view: ClusterView, host: str) -> str:
+    """Why ``host`` does not become free before somebody does something; empty if it may."""
+    if unread := (*view.unread, *view.unread_jobs):
+        return f"{', '.join(unread)} cannot be understood: update tmd here, or there"
+    soft = next((d for d in view.drains if d.host == host and d.soft), None)
+    if soft is not None:
+        return (
+            f"after the soft drain by {soft.by or 'an operator'} host {host} may take ranks again "
+            f"('tmd drain {host}' keeps it free)"
+        )
+    if view.paused and host in holdings(view):
+        return f"host {host} holds a rank, and the cluster is paused until 'tmd resume'"
+    return ""
 
 
 # --- from Kubernetes to tmd -----------------------------------------------------------------------

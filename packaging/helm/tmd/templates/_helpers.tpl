@@ -76,3 +76,12 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: { drop: [ALL] }
 {{- end }}
+
+{{/* Users as text. A number is a float here, which would be written as 1.00066e+09. */}}
+{{- define "tmd.users" -}}
+{{- $users := list -}}
+{{- range .Values.daemon.users -}}
+{{- $users = append $users (ternary (toString .) (printf "%d" (int64 .)) (kindIs "string" .)) -}}
+{{- end -}}
+{{- toJson $users -}}
+{{- end }}
