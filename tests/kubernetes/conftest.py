@@ -117,14 +117,13 @@ async def operating(
         running = asyncio.create_task(
             operator.run(looks.look, every_s=every_s, namespace="nvsentinel", stop=stop)
         )
-        stopped = asyncio.create_task(stop.wait())
         try:
             await until(lambda: Request("watch", "nodes", "") in server.requests, "it watches")
             yield
             assert not running.done(), "the operator has ended"
         finally:
             stop.set()
-            await asyncio.gather(running, stopped)
+            await running
 
 
 @contextmanager

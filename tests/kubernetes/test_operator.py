@@ -164,6 +164,17 @@ async def test_a_watch_that_is_dropped_is_taken_up_again(
     assert verbs(server).count(("watch", "nodes")) > watched
 
 
+async def test_without_the_right_to_watch_it_looks_on(server: ApiServer, cluster: Cluster) -> None:
+    """A watch only tells it to look sooner."""
+    asked = {("list", "nodes"), ("list", "drainrequests"), ("patch", "nodes/status")}
+    server.rights = asked
+    async with operating(server, cluster):
+        server.node("n1", cordoned=True)
+        await until(lambda: drained(cluster, "n1"), "the host is drained")
+
+    assert ("watch", "nodes") in verbs(server)
+
+
 async def test_no_drain_request_is_needed(cluster: Cluster, server: ApiServer) -> None:
     """Nor its CRD: most clusters have no NVSentinel."""
     server.with_drains = False
@@ -282,6 +293,19 @@ async def answers(port: int) -> bool:
             return r.status == 200
     except ClientError:
         return False
+
+
+async def test_credentials_that_are_refused_end_it(
+    server: ApiServer, cluster: Cluster, tmp_path: Path
+) -> None:
+    """With a sentence; Kubernetes starts it again, where people see it."""
+    server.token = "another"
+    with operator_process(**environment(tmp_path)) as process:
+        status = await asyncio.to_thread(process.wait, 10)
+        last = process.stderr.read().splitlines()[-1]
+
+    assert status == 1
+    assert last == "tmd: the API server takes none of our credentials"
 
 
 async def test_a_dry_run_prints_what_would_be_and_changes_nothing(

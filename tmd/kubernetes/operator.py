@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
@@ -119,6 +120,8 @@ async def run(
 
 
 async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Event | None) -> None:
+    # kopf logs what fails in its tasks, and awaits not all of them in the end.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     # No right to list CRDs and namespaces is needed then.
@@ -133,6 +136,8 @@ async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Ev
             liveness_endpoint=f"http://{liveness}/healthz" if liveness else None,
             stop_flag=stop,
         )
+    except kopf.LoginError:
+        raise KubernetesError("the API server takes none of our credentials") from None
     except Exception as error:
         raise KubernetesError(f"cannot watch any longer: {in_words(error)}") from error
 
