@@ -18,6 +18,7 @@ from tmd.core.values.model import (
     Strategy,
 )
 from tmd.core.values.requests import DrainRequest
+from tmd.testing.clients import worker_status
 
 RUNBOOK = "https://docs/runbook"
 RULES = Rules(RUNBOOK, hosts_share=1.0)
@@ -184,6 +185,23 @@ def test_a_drain_request_is_complete_when_no_rank_is_or_comes_there(parts, compl
     found = agreed(view(host("n1"), **parts), [node("n1")], (ASKED,))
 
     assert found.complete == (((ASKED, "host n1 holds no rank"),) if complete else ())
+
+
+@pytest.mark.parametrize(
+    ("rank", "jobs", "complete"),
+    [
+        (0, (), False),
+        (None, (), True),
+        (0, (record("n2", state=JobState.FINISHED),), True),
+    ],
+)
+def test_a_worker_that_says_it_holds_a_rank_is_believed(rank, jobs, complete):
+    """Redis may have lost the record of its job. One of a job that has ended holds nothing."""
+    worker = structs.replace(worker_status("n1/job/0.a"), rank=rank)
+    status = structs.replace(host("n1"), workers=(worker,))
+    found = agreed(view(status, drains=(OURS,), jobs=jobs), [node("n1")], (ASKED,))
+
+    assert bool(found.complete) == complete
 
 
 def test_a_drain_request_is_completed_once():

@@ -136,11 +136,12 @@ def changes(
     causes = [(hosts[n.name], _cause(n, of_node.get(n.name, []))) for n in urgent]
     found = host_drains(view, causes, by=BY, hosts_share=rules.hosts_share)
     statuses = {h.host: h for h in view.hosts}
-    mark = []
-    for node in nodes:
-        host = hosts.get(node.name, "")
-        change = host and _mark(node, statuses.get(host), records.get(host), now, rules)
-        mark += [change] if change else []
+    marks = (
+        _mark(node, statuses.get(host), records.get(host), now, rules)
+        for node in nodes
+        if (host := hosts.get(node.name)) is not None
+    )
+    mark = tuple(change for change in marks if change is not None)
     waiting = [r for r in requests if not r.complete]
     complete = [
         (request, f"host {hosts[request.node]} holds no rank")
@@ -150,7 +151,7 @@ def changes(
     gone = [host for host in found.unseen if host not in statuses.keys() | holdings(view).keys()]
     stays = [host for host in found.unseen if host not in gone]
     problems = (*unclear, *found.waiting, *_stuck(view, waiting, hosts), *map(_absent, stays))
-    return Changes(found.drain, (*found.undrain, *gone), tuple(mark), tuple(complete), problems)
+    return Changes(found.drain, (*found.undrain, *gone), mark, tuple(complete), problems)
 
 
 # --- nodes and hosts ------------------------------------------------------------------------------
@@ -230,7 +231,18 @@ def _is_free(view: ClusterView, host: str) -> bool:
     if view.unread or view.unread_jobs:
         return False
     kept_free = any(d.host == host and not d.soft for d in view.drains)
-    return kept_free and host not in holdings(view) and not _awaits_rank(view, host)
+    return kept_free and not (
+        host in holdings(view) or _reports_rank(view, host) or _awaits_rank(view, host)
+    )
+
+
+def _reports_rank(view: ClusterView, host: str) -> bool:
+    """Whether a worker there says that it holds a rank: Redis may have lost the record of its job,
+    which daemons put back a little later than the heartbeats."""
+    ended = {record.job for record in view.jobs if record.state in ENDED}
+    status = view.host(host)
+    workers = () if status is None else status.workers
+    return any(w.rank is not None and w.job not in ended for w in workers)
 
 
 def _awaits_rank(view: ClusterView, host: str) -> bool:
