@@ -9,7 +9,7 @@ import typer
 
 from tmd.cli.common import ConfigOption, with_store
 from tmd.cli.scheduling import look_once
-from tmd.cli.shipped import DOCUMENTATION, documentation_at
+from tmd.cli.shipped import documentation_at
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words
 from tmd.extras import need
@@ -17,6 +17,9 @@ from tmd.extras import need
 if TYPE_CHECKING:
     from tmd.config import Settings
     from tmd.daemon.store import RedisStore
+
+RUNBOOK = "docs/operate/runbook.md"
+"""Where to read on if nobody has said where the documentation is served: in the source tree."""
 
 kubernetes = typer.Typer(help="Work together with Kubernetes.", no_args_is_help=True)
 
@@ -55,7 +58,7 @@ def run(
     ] = "nvsentinel",
     selector: SelectorOption = "",
     healthy_after: HealthyOption = 10.0,
-    docs: DocsOption = DOCUMENTATION,
+    docs: DocsOption = "",
     liveness: Annotated[str, typer.Option(help="host:port that answers GET /healthz.")] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look once and change nothing; print what would be.")
@@ -69,7 +72,7 @@ def run(
     from tmd.core.planning.kubernetes import Rules
 
     labels, alive = labels_of(selector), liveness_at(liveness)
-    runbook = f"{documentation_at(docs)}/operate/runbook.html"
+    runbook = f"{documentation_at(docs)}/operate/runbook.html" if docs else RUNBOOK
 
     async def work(store: RedisStore, settings: Settings) -> None:
         from tmd.kubernetes import operator

@@ -95,7 +95,7 @@ class Rules(Struct, frozen=True):
     """What an operator has chosen."""
 
     runbook: str
-    """Address of the runbook."""
+    """Where the runbook is."""
     healthy_after_s: float = 600.0
     """How long one run of a daemon must report no finding before its node is healthy again."""
     hosts_share: float = 0.5
