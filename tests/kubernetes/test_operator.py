@@ -15,6 +15,7 @@ from tests.daemon.redises import plain
 from tests.kubernetes.api_server import ApiServer, Request
 from tests.kubernetes.conftest import (
     SECRET,
+    SHIPS_HELM,
     Cluster,
     operating,
     operator_process,
@@ -373,7 +374,7 @@ async def test_kubectl_takes_the_server_of_these_tests_for_one(
 ) -> None:
     """It cordons, waits for the condition of a DrainRequest, and removes a condition as the
     documentation says."""
-    kubectl = program("kubectl", "as .ci/get-helm does")
+    kubectl = program("kubectl", SHIPS_HELM)
     server.token = ""
 
     def run(*words: str) -> str:
