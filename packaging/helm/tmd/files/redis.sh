@@ -8,8 +8,12 @@ ask() {
     timeout 3 redis-cli -h "$1" -p "$SENTINEL_PORT" sentinel "$2" tmd 2>/dev/null || true
 }
 
+# The own Sentinel last: one that has just started knows what it was told, and hears of the others
+# through the master only.
+ORDER="$(printf '%s\n' $HOSTS | grep -vxF "$ME") $ME"
+
 master() {
-    for host in $HOSTS; do
+    for host in $ORDER; do
         found=$(ask "$host" get-master-addr-by-name | head -n 1)
         case $found in
         "" | *" "*) ;; # no answer, or an error
@@ -23,7 +27,7 @@ master() {
 }
 
 replicas_known() {
-    for host in $HOSTS; do
+    for host in $ORDER; do
         if ask "$host" replicas | grep -q "^name$"; then return 0; fi
     done
     return 1
