@@ -19,7 +19,7 @@ from tmd.core.planning.directives import Leave, Train
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Activity, Exit, Rehearsal
 from tmd.daemon import agents, lifelines
-from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
+from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer, AgentSocket, uids_of
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, until, worker_status
@@ -84,11 +84,12 @@ async def rejected(connection):
 
 
 async def test_a_trainer_is_welcomed_with_the_key_of_its_job(host):
+    """One that does not state the version of its protocol is of 0.1.0."""
     async with trainer(host) as one:
         welcome = await one.hello()
 
         assert (welcome.host, welcome.key[:4], len(welcome.key)) == ("h1", b"jobk", 32)
-        assert host.roster.statuses == (one.status,)
+        assert host.roster.statuses == (structs.replace(one.status, protocol=FIRST_PROTOCOL),)
 
 
 async def test_an_order_is_sent_only_when_the_directive_changes(host, record):

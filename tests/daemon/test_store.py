@@ -334,14 +334,16 @@ async def test_changes_wake_the_others(clients, record):
         await other.acquire("a", ttl_s=5, floor=0)
         await other.release("a")
         await other.drain(DrainRequest("h1", "d1"))
-        heard = [await next_topic(wakes) for _ in range(4)]
+        await other.declare_healthy(HealthyRequest("h1", "r1"))
+        heard = [await next_topic(wakes) for _ in range(5)]
 
     assert first == Wake(Topic.ALL)
     assert heard == [
-        Wake(Topic.HOSTS),
+        Wake(Topic.LEADER),
         Wake(Topic.JOBS, "job"),
         Wake(Topic.LEASE),
-        Wake(Topic.ALL),
+        Wake(Topic.LEADER),
+        Wake(Topic.HEALTHY, "h1"),
     ]
 
 
@@ -355,7 +357,7 @@ async def test_a_change_of_a_host_wakes_the_leader_alone(clients, record):
         await store.put_job(record(), expected=0)
         heard = await next_topic(hers), await next_topic(theirs)
 
-    assert heard == (Wake(Topic.HOSTS), Wake(Topic.JOBS, "job"))
+    assert heard == (Wake(Topic.LEADER), Wake(Topic.JOBS, "job"))
 
 
 async def test_named_records_are_read_and_read_again(store, record):

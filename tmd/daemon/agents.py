@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tmd import wire
 from tmd.core.planning.directives import Directive
@@ -33,6 +33,9 @@ HELLO_S = 5.0
 """A client that sends nothing for this long after connecting is disconnected."""
 BUFFER_LIMIT = 1 << 20
 """A client is disconnected when this many bytes wait for it to read."""
+
+FIRST_PROTOCOL = 1
+"""Version of what workers of tmd 0.1.0 exchange."""
 
 log = structlog.get_logger("tmd.agents")
 
@@ -224,7 +227,7 @@ class AgentServer:
         self._trainers[worker] = link
         door = self._door
         _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
-        self._roster.report(hello.status, _now())
+        self._roster.report(stated(hello.status), _now())
         self._lifelines.watch(worker, job, _peer(writer)[0])
         self._watch_futex(hello, writer)
         link.push(self._records)
@@ -235,7 +238,7 @@ class AgentServer:
                     raise WireError(f"a trainer cannot send {type(message).__name__}")
                 if message.status.worker != worker or message.status.job != job:
                     raise WireError(f"{worker} reported as {message.status.worker}")
-                self._roster.report(message.status, _now())
+                self._roster.report(stated(message.status), _now())
                 for launcher in self._launchers:
                     launcher.note(message.status)
         finally:
@@ -339,6 +342,13 @@ def _check_version(version: int) -> None:
 def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
     """Process and user at the other end, as the kernel reports them."""
     return peer_of(writer.get_extra_info("socket"))
+
+
+def stated(status: WorkerStatus) -> WorkerStatus:
+    """``status`` with the version of the protocol, which trainers of 0.1.0 do not state."""
+    if status.protocol or not status.address:
+        return status
+    return structs.replace(status, protocol=FIRST_PROTOCOL)
 
 
 def _now() -> float:

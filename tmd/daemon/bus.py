@@ -26,16 +26,17 @@ from tmd.daemon.job_records import StoredJobs
 class Topic(StrEnum):
     """Subject of a wake-up. It is only a hint: every loop also reads again on its own period."""
 
-    HOSTS = "hosts"  # a host published an urgent status; only the leader hears of it
+    LEADER = "leader"  # an urgent status, or an operator's request: only the leader hears of it
     JOBS = "jobs"  # the record of a job changed
     LEASE = "lease"  # the leader stepped down
-    ALL = "all"  # anything: an operator's request, a restored record, a new subscription
+    HEALTHY = "healthy"  # a request to clear findings of a host
+    ALL = "all"  # anything: a new subscription, or a wake-up of another version
 
 
 class Wake(NamedTuple):
     topic: Topic
-    job: str = ""
-    """Of the record that changed; empty if it is not known."""
+    about: str = ""
+    """The job whose record changed, or the host; empty if that is not known."""
 
 
 class Store(Protocol):
@@ -134,8 +135,8 @@ class Store(Protocol):
     def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         """Wake-ups as they arrive, starting with one ``ALL``.
 
-        ``holder``: the candidate that listens, which hears of hosts only while it holds the lease;
-        an observer, without a name, always hears of them.
+        ``holder``: the candidate that listens. It hears what is for the leader while it holds the
+        lease; an observer, without a name, hears all.
         """
 
     async def close(self) -> None: ...

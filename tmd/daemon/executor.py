@@ -1,7 +1,8 @@
 """Keeps the local records current and has the directives pushed that follow from them.
 
-The records of the jobs that have workers here are read each second, those of all others every few
-seconds: a cluster may have a hundred jobs on ten thousand hosts.
+The records of the jobs that have workers here are read each second, those of all others about once
+a minute, and soon after the store was away: a cluster may have hundreds of jobs on ten thousand
+hosts.
 
 It also restores a record that the store lost or has in an older revision, and reports records that
 a later version of tmd wrote: on the hosts of the job's workers, and where the leader is.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Collection, Sequence
 
 import structlog
@@ -31,8 +33,10 @@ from tmd.daemon.store_health import StoreHealth
 
 log = structlog.get_logger("tmd.executor")
 
-ALL_S = 10.0
-"""Interval at which all records are read."""
+ALL_S = 60.0
+"""Longest interval at which all records are read; the shortest is half of it."""
+SOON_S = 5.0
+"""Within it all records are read after the store was away, by each host at its own moment."""
 OVER = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
 
 
@@ -77,8 +81,10 @@ class Executor:
             await self.bell.wait(self._poll_s)
 
     def look_at_all(self) -> None:
-        """Read the records of all jobs at once: the store may have lost any."""
-        self._all_at = -math.inf
+        """Read the records of the jobs that have workers here at once, and soon those of all: the
+        store may have lost any."""
+        now = asyncio.get_running_loop().time()
+        self._all_at = min(self._all_at, now + random.uniform(0, SOON_S))
         self.bell.ring()
 
     async def turn(self) -> None:
@@ -87,7 +93,7 @@ class Executor:
         now = asyncio.get_running_loop().time()
         if self._leads() or now >= self._all_at:
             stored, asked = await self._store.jobs(), {*self._records.jobs}
-            self._all_at = now + ALL_S
+            self._all_at = now + random.uniform(ALL_S / 2, ALL_S)
         else:
             stored, asked = await self._store.jobs_named(own), self._records.jobs.keys() & own
         await self._apply(stored, asked)

@@ -39,6 +39,25 @@ local function fields(key)
 end
 """
 
+_LEADER = """
+-- Only the leader decides: ten thousand hosts would be woken for nothing.
+local function wake_leader()
+  local held = redis.call('GETRANGE', ARGV[1] .. 'leader', 0, 999)
+  local holder = string.match(held, '^(.*)|%d+$') or ''
+  redis.call('PUBLISH', ARGV[1] .. 'wake:' .. holder, 'leader')
+  redis.call('PUBLISH', ARGV[1] .. 'wake:observers', 'leader')
+end
+"""
+
+WAKE_LEADER = (
+    _LEADER
+    + """
+-- ARGV prefix
+wake_leader()
+return 1
+"""
+)
+
 ACQUIRE = (
     _CHECKED
     + """
@@ -118,6 +137,7 @@ return {'ok', ARGV[5]}
 
 RESTORE_JOB = (
     _CHECKED
+    + _LEADER
     + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, revision, record, its seal
 local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
@@ -132,7 +152,8 @@ fence = string.format('%.0f', math.max(fence, tonumber(ARGV[3])))
 redis.call('HSET', KEYS[1], 'fence', fence, 'revision', ARGV[4], 'record', ARGV[5],
   'seal', ARGV[6])
 redis.call('SADD', KEYS[2], ARGV[2])
-redis.call('PUBLISH', ARGV[1] .. 'wake', 'all')
+redis.call('PUBLISH', ARGV[1] .. 'wake', 'jobs ' .. ARGV[2])
+wake_leader()
 return 1
 """
 )
@@ -211,7 +232,9 @@ return value(KEYS[1])
 """
 )
 
-SWAP_FIELD = """
+SWAP_FIELD = (
+    _LEADER
+    + """
 -- KEYS a hash   ARGV prefix, field, value that was seen ('': none), new value ('': none)
 if (redis.call('HGET', KEYS[1], ARGV[2]) or '') ~= ARGV[3] then
   return 0
@@ -221,9 +244,10 @@ if ARGV[4] == '' then
 else
   redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
 end
-redis.call('PUBLISH', ARGV[1] .. 'wake', 'all')
+wake_leader()
 return 1
 """
+)
 
 FIELDS = (
     _CHECKED
@@ -247,18 +271,16 @@ end
 return found
 """
 
-PUT_HOST = """
+PUT_HOST = (
+    _LEADER
+    + """
 -- KEYS host, hosts   ARGV prefix, name, status, ttl ms, wake
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[2], ARGV[2])
-if ARGV[5] == '1' then
-  -- Only the leader decides on it: ten thousand hosts would be woken for nothing.
-  local held = redis.call('GETRANGE', ARGV[1] .. 'leader', 0, 999)
-  redis.call('PUBLISH', ARGV[1] .. 'wake:' .. (string.match(held, '^(.*)|%d+$') or ''), 'hosts')
-  redis.call('PUBLISH', ARGV[1] .. 'wake:hosts', 'hosts')
-end
+if ARGV[5] == '1' then wake_leader() end
 return 1
 """
+)
 
 PUBLISH_ALERT = """
 -- KEYS alerts, told   ARGV prefix, channel, mark, alert, longest, seal

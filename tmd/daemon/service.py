@@ -185,11 +185,14 @@ class Service:
 
     def _ring(self, wake: Wake) -> None:
         match wake.topic:
-            case Topic.HOSTS:
+            case Topic.LEADER:
                 self.leader.bell.ring()
             case Topic.JOBS:
-                if not wake.job or wake.job in self.roster.jobs:
+                if not wake.about or wake.about in self.roster.jobs:
                     self.executor.bell.ring()
+            case Topic.HEALTHY:
+                if wake.about in ("", self._settings.host.name):
+                    self.health.bell.ring()
             case Topic.LEASE:
                 self.candidate.vacant.ring()
             case Topic.ALL:

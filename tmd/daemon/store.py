@@ -240,11 +240,11 @@ class RedisStore:
 
     async def drain(self, request: DrainRequest) -> None:
         await self._put("drains", request.host, request)
-        await self._wake()
+        await self._run(lua.WAKE_LEADER, [])
 
     async def undrain(self, host: str) -> bool:
         removed = await self._ask(self._redis.hdel(self._key("drains"), host))
-        await self._wake()
+        await self._run(lua.WAKE_LEADER, [])
         return bool(removed)
 
     async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
@@ -257,11 +257,11 @@ class RedisStore:
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._put("rehearsals", request.host, request)
-        await self._wake()
+        await self._run(lua.WAKE_LEADER, [])
 
     async def declare_healthy(self, request: HealthyRequest) -> None:
         await self._put("healthy", request.id, request)
-        await self._wake()
+        await self._wake(f"{Topic.HEALTHY} {request.host}")
 
     async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
         reply = await self._run(lua.FIELDS, ["healthy"])
@@ -276,18 +276,20 @@ class RedisStore:
     async def set_paused(self, paused: bool) -> None:
         key = self._key("paused")
         await self._ask(self._redis.set(key, b"1") if paused else self._redis.delete(key))
-        await self._wake()
+        await self._run(lua.WAKE_LEADER, [])
 
     async def set_breaker(self, breaker: Breaker) -> None:
         await self._ask(self._redis.set(self._key("breaker"), self._codec.sealed(breaker)))
-        await self._wake()
+        await self._run(lua.WAKE_LEADER, [])
 
     # --- wake-ups ---------------------------------------------------------------------------------
 
     async def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         try:
             async with self._redis.pubsub() as pubsub:
-                await pubsub.subscribe(self._key("wake"), self._key(f"wake:{holder or 'hosts'}"))
+                await pubsub.subscribe(
+                    self._key("wake"), self._key(f"wake:{holder or 'observers'}")
+                )
                 yield Wake(Topic.ALL)
                 probed = False
                 while True:
@@ -306,7 +308,7 @@ class RedisStore:
     async def close(self) -> None:
         await disconnect(self._redis)
 
-    async def _wake(self, what: str = Topic.ALL) -> None:
+    async def _wake(self, what: str) -> None:
         await self._ask(self._redis.publish(self._key("wake"), what))
 
     def _key(self, name: str) -> str:
@@ -382,9 +384,9 @@ def _check_cancellation() -> None:
 
 
 def _wake(data: Any) -> Wake:
-    topic, _, job = bytes(data).decode(errors="replace").partition(" ")
+    topic, _, about = bytes(data).decode(errors="replace").partition(" ")
     try:
-        return Wake(Topic(topic), job)
+        return Wake(Topic(topic), about)
     except ValueError:
         return Wake(Topic.ALL)
 

@@ -65,10 +65,10 @@ class MemoryStore:
     def client(self) -> MemoryClient:
         return MemoryClient(self)
 
-    def wake(self, topic: Topic, job: str = "") -> None:
+    def wake(self, topic: Topic, about: str = "") -> None:
         for holder, queue in self._listeners:
-            if topic is not Topic.HOSTS or not holder or holder == (self.lease or ("",))[0]:
-                queue.put_nowait(Wake(topic, job))
+            if topic is not Topic.LEADER or not holder or holder == (self.lease or ("",))[0]:
+                queue.put_nowait(Wake(topic, about))
 
     async def listen(self, holder: str = "") -> AsyncIterator[Wake]:
         queue: asyncio.Queue[Wake | None] = asyncio.Queue()
@@ -127,7 +127,7 @@ class MemoryClient:
         now = await self._reach()
         self._store.hosts[status.host] = (json.encode(status), now + ttl_s)
         if wake:
-            self._store.wake(Topic.HOSTS)
+            self._store.wake(Topic.LEADER)
 
     async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
         now = await self._reach()
@@ -182,7 +182,8 @@ class MemoryClient:
         if self._revision(record.job) >= record.revision:
             return False
         self._write(record, max(record.lease_epoch, self._store.fences.get(record.job, 0)))
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.JOBS, record.job)
+        self._store.wake(Topic.LEADER)
         return True
 
     def _revision(self, job: str) -> int:
@@ -226,12 +227,12 @@ class MemoryClient:
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()
         self._store.drains[request.host] = request
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.LEADER)
 
     async def undrain(self, host: str) -> bool:
         await self._reach()
         known = self._store.drains.pop(host, None) is not None
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.LEADER)
         return known
 
     async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
@@ -242,18 +243,18 @@ class MemoryClient:
         self._store.drains.pop(host, None)
         if request is not None:
             self._store.drains[host] = request
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.LEADER)
         return True
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._reach()
         self._store.rehearsals[request.host] = request
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.LEADER)
 
     async def declare_healthy(self, request: HealthyRequest) -> None:
         await self._reach()
         self._store.healthy[request.id] = request
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.HEALTHY, request.host)
 
     async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
         await self._reach()
@@ -266,12 +267,12 @@ class MemoryClient:
     async def set_paused(self, paused: bool) -> None:
         await self._reach()
         self._store.paused = paused
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.LEADER)
 
     async def set_breaker(self, breaker: Breaker) -> None:
         await self._reach()
         self._store.breaker = breaker
-        self._store.wake(Topic.ALL)
+        self._store.wake(Topic.LEADER)
 
     async def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         await self._reach()

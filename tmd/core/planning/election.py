@@ -18,6 +18,9 @@ SAFE_PART = 0.8
 """Share of the time to live, from before the request was sent, for which a holder trusts it."""
 
 JITTER = 0.2
+SPREAD = 0.1
+"""Part of a period over which followers spread: all know of the same moment at which a lease can
+lapse."""
 MOST_PERIODS = 3
 """After so many periods of renewal a follower asks whatever the lease: the store may have lost it,
 or somebody may have stored one that does not lapse."""
@@ -95,7 +98,7 @@ def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> flo
     the store did not answer.
     """
     if isinstance(answer, Denied):
-        lapses = answer.remaining_s + 0.01 + 0.05 * chance
+        lapses = answer.remaining_s + 0.01 + SPREAD * renew_s * chance
         return min(lapses, MOST_PERIODS * renew_s)
     return renew_s * (1 - JITTER * chance)
 

@@ -110,7 +110,7 @@ class WorkerStatus(Struct, frozen=True):
     """What steps change although it is not registered; empty if unknown."""
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
     carrier: str = ""  # of its collectives, with the version of a library; empty if unknown
-    protocol: int = 1  # version of what workers exchange; those of 0.1.0 do not report it
+    protocol: int = 0  # version of what workers exchange; 0: their daemon did not pass it on
 
     @property
     def unfit(self) -> str:

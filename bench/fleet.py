@@ -1,0 +1,218 @@
+"""How the control plane grows: one Redis and one leader, with more and more hosts.
+
+The leader is a real daemon. The other hosts are made up (``bench.fleet_hosts``): a process sends to
+Redis what their daemons would, as often as they would, and has a subscription for each. Each host
+has eight workers; jobs have fifty hosts, two of them with standbys.
+
+``loss``: from the report of a worker's end, or ``drain``: from the request, until the leader has
+stored the plan. The made-up workers carry nothing out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+
+from bench.fleet_hosts import SPARE, jobs_of, record, status
+from bench.hosts import NONE, TICKS_S, Daemon, Lab, cpu_s, memory, running
+from bench.measure import Report, each, options
+from tmd import embedded
+from tmd.config import store_key
+from tmd.core.values.requests import DrainRequest
+from tmd.daemon.bus import Topic
+from tmd.daemon.store import RedisStore
+from tmd.lifeline import die_with_parent
+
+SIZES = (100, 1_000, 10_000)
+PER_JOB = 50
+SECRET = b"only-for-this-benchmark"
+PATIENCE_S = 120.0
+LOOK_S = 0.1
+SETTLE_S = 15.0
+"""The leader first assigns the rehearsals of all jobs."""
+CLIENTS = 3
+"""Connections of a host to Redis."""
+LIMITS = {"redis_cpu": 0.5, "leader_cpu": 1.0, "leader_mb": 500.0, "loss_p99_s": 0.5}
+"""With ten thousand hosts."""
+ROWS = {
+    "commands_per_s": ("commands a second", "of all hosts; not seconds"),
+    "host_bytes": ("bytes a second of a host", "to and from Redis; not seconds"),
+    "redis_cpu": ("share of a core, Redis", "not seconds"),
+    "leader_cpu": ("share of a core, leader", "not seconds"),
+    "leader_mb": ("memory of the leader in MB", "not seconds"),
+    "loss_s": ("a worker's end to the plan", "median"),
+    "loss_p99_s": ("  p99", ""),
+    "drain_s": ("a drain to the plan", "median"),
+    "drain_p99_s": ("  p99", ""),
+    "late_s": ("how late the load was", "more than 1 s: these hosts were too much for the machine"),
+}
+
+
+def measured(lab: Lab, hosts: int, args: argparse.Namespace, repeat: int) -> dict[str, Any]:
+    """One cluster of ``hosts``."""
+    name = f"fleet-{hosts}-{repeat}"
+    with embedded.redis() as server:
+        mine = lab._replace(redis=server.url)
+        client = Redis.from_url(server.url)
+        client.config_set("maxclients", hosts + 200)
+        return asyncio.run(in_cluster(mine, name, hosts, args, server.pid or os.getpid()))
+
+
+async def in_cluster(
+    lab: Lab, name: str, hosts: int, args: argparse.Namespace, redis_pid: int
+) -> dict[str, Any]:
+    key = store_key(SECRET, name)
+    store = RedisStore(lab.redis, name, key, timeout_s=20.0)
+    try:
+        for job in jobs_of(hosts, PER_JOB):
+            await store.put_job(record(job), expected=0)
+        with load(lab.redis, name, key, hosts) as speaking, running(lab, name, NONE) as daemon:
+            await led(store)
+            assert speaking.stdin is not None
+            speaking.stdin.write(b"\n")
+            speaking.stdin.flush()
+            await asyncio.sleep(SETTLE_S)
+            shares = await idle(daemon, redis_pid, args.seconds)
+            jobs = range(min(2 * args.events, hosts // PER_JOB))
+            losses = await times(store, jobs[::2], partial(lose, store))
+            drains = await times(store, jobs[1::2], partial(drain, store))
+            found = {**shares, "leader_mb": memory(daemon)["rss_mb"]}
+            said = json.loads(speaking.communicate(timeout=PATIENCE_S)[0])
+    finally:
+        await store.close()
+    found |= {"losses": losses, "drains": drains, "hosts": hosts, **said}
+    for what, seconds in (("loss", losses), ("drain", drains)):
+        found[f"{what}_s"], found[f"{what}_p99_s"] = statistics.median(seconds), p99(seconds)
+    found["host_bytes"] = (said["out_bytes_per_s"] + said["in_bytes_per_s"]) / hosts
+    return found
+
+
+@contextmanager
+def load(url: str, name: str, key: bytes, hosts: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that speaks for the hosts, once it does."""
+    words = [url, name, key.hex(), str(hosts), str(PER_JOB)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.fleet_load", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the process that speaks for the hosts did not start")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def led(store: RedisStore) -> None:
+    """Wait until the daemon leads."""
+    for _ in range(round(PATIENCE_S / LOOK_S)):
+        if (await store.leader()).startswith("host-1#"):
+            return
+        await asyncio.sleep(LOOK_S)
+    raise TimeoutError("the daemon does not lead")
+
+
+async def idle(daemon: Daemon, redis_pid: int, seconds: float) -> dict[str, float]:
+    """Shares of a core while all train and nothing happens."""
+    began, leader, redis = time.perf_counter(), cpu_s(daemon), ticks(redis_pid)
+    await asyncio.sleep(seconds)
+    passed = time.perf_counter() - began
+    return {
+        "leader_cpu": (cpu_s(daemon) - leader) / passed,
+        "redis_cpu": (ticks(redis_pid) - redis) / passed,
+    }
+
+
+def ticks(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(int(n) for n in fields[11:13]) / TICKS_S
+
+
+async def times(
+    store: RedisStore, jobs: Iterable[int], act: Callable[[int], Awaitable[None]]
+) -> list[float]:
+    """Seconds from an event in each of ``jobs`` to the job's next revision, at random moments."""
+    found = []
+    async with aclosing(store.wakes()) as wakes:  # type: ignore[type-var]
+        for job in jobs:
+            await asyncio.sleep(random.uniform(0.5, 1.5))
+            began = time.perf_counter()
+            await act(job)
+            async with asyncio.timeout(PATIENCE_S):
+                async for wake in wakes:
+                    if wake.topic is Topic.JOBS and wake.job == f"job-{job}":
+                        break
+            found.append(time.perf_counter() - began)
+    return found
+
+
+async def lose(store: RedisStore, job: int) -> None:
+    """The launcher of a host sees the end of a worker."""
+    concerned = jobs_of((job + 1) * PER_JOB, PER_JOB)[job]
+    host = random.randrange(PER_JOB - SPARE)
+    await store.put_host(status(concerned, host, 7, dead=True), ttl_s=3.0, wake=True)
+
+
+async def drain(store: RedisStore, job: int) -> None:
+    host = f"host-{job}-{random.randrange(PER_JOB - SPARE)}"
+    await store.drain(DrainRequest(host, f"drain-{job}", by="bench"))
+
+
+def p99(seconds: list[float]) -> float:
+    return sorted(seconds)[min(len(seconds) - 1, round(0.99 * len(seconds)))]
+
+
+def tell(report: Report, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for hosts, found in runs.items():
+        shown = figures[hosts] = {key: each(found, key) for key in ROWS}
+        for key, (what, remark) in ROWS.items():
+            report.row(f"{hosts}: {what}", shown[key], remark)
+    largest = figures.get(str(max(map(int, figures), default=0)), {})
+    for key, limit in LIMITS.items():
+        value = largest.get(key, {}).get("median") if str(SIZES[-1]) in figures else None
+        report.target(f"{SIZES[-1]} hosts: {key} <= {limit:g}", value, limit, at_least=False)
+    return figures
+
+
+def main() -> int:
+    parser = options("fleet", __doc__, repeats=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="HOSTS")
+    parser.add_argument("--events", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats, args.sizes, args.events, args.seconds = 1, [2 * PER_JOB], 1, 2.0
+    report = Report("fleet", args)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        lab = Lab(Path(folder), "", dict(os.environ))
+        for repeat in range(args.repeats):
+            for hosts in args.sizes:
+                report.progress(f"{hosts} hosts, {repeat + 1}/{args.repeats}")
+                found = report.attempt(str(hosts), partial(measured, lab, hosts, args, repeat))
+                runs.setdefault(str(hosts), []).extend([found] if found else [])
+    return report.finish(runs, tell(report, runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""A process that speaks to Redis for all made-up hosts, each at its own moment of the second.
+
+``python -m bench.fleet_load URL CLUSTER KEY HOSTS PER_JOB``. After a line on stdin they ask for the
+lease, too, which somebody else must hold. The end of stdin ends it, and it prints what it has sent
+and how late it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+from bench.fleet_hosts import Wire, jobs_of
+
+SLICES = 50
+"""Of a second, in each of which a part of the hosts speaks."""
+ALL_EVERY_S, LEASE_EVERY_S, REQUESTS_EVERY_S = 45, 8, 5
+"""As daemons do: all records, the lease, requests."""
+LANES = 8
+"""Connections, through which many hosts speak; a real one has its own."""
+LISTENERS_AT_ONCE = 200
+
+
+class Fleet:
+    def __init__(self, url: str, cluster: str, key: bytes, hosts: int, per_job: int) -> None:
+        self.jobs = jobs_of(hosts, per_job)
+        self.hosts = [(job, number) for job in self.jobs for number in range(per_job)]
+        self.per_job = per_job
+        self.wire = Wire(cluster, key)
+        self.marks: dict[str, bytes] = {}
+        self.reads: dict[str, bytes] = {}
+        self.path = url.removeprefix("unix://")
+        self.redis = Redis.from_url(url)
+        self.sent = self.bytes_out = self.bytes_in = self.woken = 0
+        self.late_s = 0.0
+        self.is_led = False
+        for job in self.jobs:
+            self.learn(job.name)
+        self.beats = [
+            [self.wire.heartbeat(job, number, step) for step in (5, 6)]
+            for job, number in self.hosts
+        ]
+        """Two steps, in turn: no status is that of the second before."""
+
+    def learn(self, job: str) -> None:
+        """What its hosts send once they have read the job's record."""
+        place = f"{self.wire.prefix}job:{job}"
+        parts: Any = self.redis.hmget(place, ["revision", "fence", "seal"])
+        self.marks[job] = b" ".join(parts)
+        self.reads[job] = self.wire.own_record(job, self.marks[job])
+        self.all = self.wire.all_records(self.marks)
+
+    def said(self, place: int, second: int) -> Iterator[bytes]:
+        """What host number ``place`` sends in this second."""
+        job, number = self.hosts[place]
+        yield self.beats[place][second % 2]
+        yield self.all if (second + place) % ALL_EVERY_S == 0 else self.reads[job.name]
+        if self.is_led and (second + place) % LEASE_EVERY_S == 0:
+            yield self.wire.lease(job.hosts[number])
+        if (second + place) % REQUESTS_EVERY_S == 0:
+            yield self.wire.requests()
+
+    async def speak(self, stop: asyncio.Event) -> None:
+        lanes = [await asyncio.open_unix_connection(self.path) for _ in range(LANES)]
+        drains = [asyncio.create_task(self.drain(reader)) for reader, _ in lanes]
+        start, turn = time.monotonic(), 0
+        while not stop.is_set():
+            second, part = divmod(turn, SLICES)
+            _, lane = lanes[turn % LANES]
+            commands = [
+                command
+                for place in range(part, len(self.hosts), SLICES)
+                for command in self.said(place, second)
+            ]
+            data = b"".join(commands)
+            self.sent += len(commands)
+            self.bytes_out += len(data)
+            lane.write(data)
+            await lane.drain()
+            turn += 1
+            wait = start + turn / SLICES - time.monotonic()
+            self.late_s = max(self.late_s, -wait)
+            await asyncio.sleep(max(0.0, wait))
+        for _, writer in lanes:
+            writer.close()
+        for task in drains:
+            task.cancel()
+
+    async def drain(self, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(1 << 20):
+            self.bytes_in += len(data)
+
+    async def listen(self) -> None:
+        """One subscription for each host, as its daemon has, which only counts."""
+        subscribe = self.wire.command("SUBSCRIBE", self.wire.prefix + "wake")
+        for first in range(0, len(self.hosts), LISTENERS_AT_ONCE):
+            count = min(LISTENERS_AT_ONCE, len(self.hosts) - first)
+            for reader, writer in await asyncio.gather(
+                *(asyncio.open_unix_connection(self.path) for _ in range(count))
+            ):
+                writer.write(subscribe)
+                self.ears.append(asyncio.create_task(self.hear(reader, writer)))
+
+    async def hear(self, reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            self.woken += data.count(b"message")
+
+    async def follow(self, url: str) -> None:
+        """Read a record once for each host of its job when it changes, as the hosts do."""
+        reader, lane = await asyncio.open_unix_connection(self.path)
+        drains = asyncio.create_task(self.drain(reader))
+        async with AsyncRedis.from_url(url).pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe(self.wire.prefix + "wake")
+            async for message in pubsub.listen():
+                topic, _, name = message["data"].decode().partition(" ")
+                if topic == "jobs" and name in self.reads:
+                    lane.write(self.reads[name] * self.per_job)
+                    self.sent += self.per_job
+                    self.learn(name)
+        drains.cancel()
+
+    async def run(self, url: str) -> None:
+        stop = asyncio.Event()
+
+        def heard() -> None:
+            self.is_led = bool(sys.stdin.readline())
+            if not self.is_led:
+                stop.set()
+
+        asyncio.get_running_loop().add_reader(sys.stdin, heard)
+        self.ears: list[asyncio.Task[None]] = []
+        await self.listen()
+        follower = asyncio.create_task(self.follow(url))
+        print("ready", flush=True)
+        began = time.monotonic()
+        await self.speak(stop)
+        seconds = time.monotonic() - began
+        follower.cancel()
+        print(
+            json.dumps(
+                {
+                    "commands_per_s": self.sent / seconds,
+                    "out_bytes_per_s": self.bytes_out / seconds,
+                    "in_bytes_per_s": self.bytes_in / seconds,
+                    "late_s": self.late_s,
+                    "woken": self.woken,
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    _, url, cluster, key, hosts, per_job = sys.argv
+    fleet = Fleet(url, cluster, bytes.fromhex(key), int(hosts), int(per_job))
+    asyncio.run(fleet.run(url))
