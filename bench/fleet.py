@@ -159,7 +159,7 @@ async def times(
             await act(job)
             async with asyncio.timeout(PATIENCE_S):
                 async for wake in wakes:
-                    if wake.topic is Topic.JOBS and wake.job == f"job-{job}":
+                    if wake.topic is Topic.JOBS and wake.about == f"job-{job}":
                         break
             found.append(time.perf_counter() - began)
     return found
