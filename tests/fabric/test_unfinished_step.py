@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member
 from tmd.core.values.errors import IllegalTransition, LinkError
 from tmd.core.worker.broken_step import Place, first_operations
-from tmd.fabric import Fabric, Group
+from tmd.fabric import Fabric, Group, Neutral
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.counters import CallCounter
 from tmd.fabric.frame import FrameKind
@@ -39,12 +39,12 @@ STEP = 7
 def at(state: StepState) -> UnfinishedStep:
     step = UnfinishedStep(Groups(), CallCounter())
     step.on_break = lambda: None
-    begin = partial(step.begin, keeps=True)
+    begin, broke = partial(step.begin, keeps=True), partial(step.broke, 1)
     ways: dict[StepState, list[Callable[[], object]]] = {
         StepState.CLOSED: [],
         StepState.OPEN: [begin],
-        StepState.SUSPENDED: [begin, step.broke],
-        StepState.VOID: [begin, step.broke, step.give_up],
+        StepState.SUSPENDED: [begin, broke],
+        StepState.VOID: [begin, broke, step.give_up],
     }
     for act in ways[state]:
         act()
@@ -67,7 +67,7 @@ def test_every_cell_of_the_table(state: StepState, event: StepEvent) -> None:
     """A call that the table does not allow changes nothing: any of them may come at any time."""
     step = at(state)
     acts: dict[StepEvent, Callable[[], object]] = {
-        StepEvent.BROKE: step.broke,
+        StepEvent.BROKE: partial(step.broke, 1),
         StepEvent.RESUMED: step.resume,
         StepEvent.GIVEN_UP: step.give_up,
         StepEvent.ENDED: step.end,
@@ -107,7 +107,7 @@ def test_the_end_of_a_suspended_step_waits_for_the_decision(void: bool) -> None:
 def test_a_step_without_anybody_who_could_finish_it_is_not_suspended() -> None:
     step = UnfinishedStep(Groups(), CallCounter())
     step.begin(keeps=True)
-    step.broke()
+    step.broke(1)
     assert step.state is StepState.OPEN
 
 
@@ -231,6 +231,7 @@ class Job:
         self.decided: dict[str, dict[str, int] | None] = {}
         self._ready = threading.Barrier(len(self.members))
         self._known = threading.Event()
+        self._killing = threading.Lock()
         self._before = [f.standing for f in c.fabrics if f.standing is not None]
         self._late = [f for f in self.members if self.later.rank_of(f.worker) in late]
         for fabric in self.members:
@@ -266,12 +267,15 @@ class Job:
 
     def kill(self) -> None:
         """The worker of the rank ends. A plan tells the others, whether or not they notice."""
-        self.circle.fabrics[self.lost].poison("killed")
-        self.mirror.end()
-        for standing in self._before:
-            standing.poison("a plan orders a halt")
-        self.joiner.step.broke()
-        self._known.set()
+        with self._killing:
+            if self._known.is_set():
+                return
+            self.circle.fabrics[self.lost].poison("killed")
+            self.mirror.end()
+            for standing in self._before:
+                standing.poison("a plan orders a halt")
+            self.joiner.step.broke(self.circle.membership.epoch)
+            self._known.set()
 
     def step(self, script: Script, dies_before: int, *, inside: bool) -> list[list[Tensor] | None]:
         """Run ``script`` on all; returns the results by rank, those of the joiner for its rank."""
@@ -287,8 +291,7 @@ class Job:
 
             with suppress(Lost):
                 run(fabric, self.circle.of(fabric), script, before)
-            if not self._known.is_set():
-                self.kill()
+            self.kill()
 
         def living(fabric: Fabric) -> list[Tensor]:
             if fabric in self._late:
@@ -445,11 +448,33 @@ def test_an_operation_that_is_run_again_gives_the_same_bits(differs: bool) -> No
         assert all(fabric.poisoned is differs for fabric in fabrics)
 
 
+@pytest.mark.parametrize("leave", ["enters", "steps aside"])
+def test_a_loss_that_is_found_late_concerns_no_step_of_the_next_epoch(leave: str) -> None:
+    """A thread marks the epoch as poisoned, and comes to the step only when that goes on."""
+    with circle(1) as c:
+        c.group()
+        fabric, old = c.fabrics[0], c.fabrics[0].standing
+        assert old is not None
+        breaks: list[int] = []
+        fabric.step.on_break = lambda: breaks.append(1)
+        if leave == "enters":
+            fabric.enter(c.membership.replaced({0: member(fabric)}, 2), 0)
+        else:
+            fabric.sandbox(Neutral(), 0, 1)
+        fabric.step.begin(keeps=True)
+
+        fabric._poisoned(old)
+
+        assert fabric.step.state is StepState.OPEN
+        assert not breaks
+        assert not fabric.poisoned
+
+
 def test_nothing_of_a_void_step_runs_after_the_next_batch() -> None:
     """Also what the script has called and does not wait for."""
     with pair() as (c, (fabric, _)):
         fabric.poison("a loss")
-        fabric.step.broke()
+        fabric.step.broke(1)
         works = [c.of(fabric).allreduce([torch.ones(SMALL)]) for _ in range(3)]
         assert not any(work.is_completed() for work in works)
         fabric.step.give_up()
@@ -463,7 +488,7 @@ def test_a_process_that_ends_waits_for_no_plan() -> None:
     """Operations of its suspended step end, so that its threads do."""
     with pair() as (c, (fabric, _)):
         fabric.poison("a loss")
-        fabric.step.broke()
+        fabric.step.broke(1)
         work = c.of(fabric).allreduce([torch.ones(SMALL)])
         fabric.close()
         assert work.is_completed()

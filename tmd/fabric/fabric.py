@@ -226,6 +226,7 @@ class Fabric:
             self._sandbox = Sandbox(source, rank, size)
         if old is not None:
             old.close_silently()
+            self.step.leave_epoch(old.epoch)
             self._groups.abandon(old)
         self.drain()
         self.generations.leave()
@@ -261,6 +262,7 @@ class Fabric:
             self._admission.standing = standing
             self._admission.epoch = membership.epoch
             self._sandbox = None
+        self.step.leave_epoch(membership.epoch - 1)
         if old is not None:
             if lasts:
                 for group in self._groups:
@@ -301,7 +303,7 @@ class Fabric:
         return standing.suspects if (standing := self.standing) is not None else ()
 
     def _poisoned(self, standing: EpochView) -> None:
-        self.step.broke()
+        self.step.broke(standing.epoch)
         self.generations.lose(standing.epoch)
         self._groups.abandon(standing)
 

@@ -72,6 +72,8 @@ class UnfinishedStep:
         """Operations that were called up to the latest vote."""
         self._between = 0
         """And since then, when the present step began."""
+        self._left_epoch = 0
+        """The latest epoch that this worker has left."""
 
     @property
     def state(self) -> StepState:
@@ -149,7 +151,7 @@ class UnfinishedStep:
 
     def again(self) -> bool:
         """The operation of :meth:`enter` broke: wait; returns whether to run it again."""
-        self.broke()
+        self._suspend()
         with self._changed:
             self._running -= 1
             before = self._resumed
@@ -158,13 +160,27 @@ class UnfinishedStep:
             self._running += 1
             return self._state is StepState.OPEN and self._resumed > before
 
-    def broke(self) -> None:
-        """A rank was lost, or the rank that a standby follows: suspend the step, if it is open."""
+    def broke(self, epoch: int) -> None:
+        """A rank of ``epoch`` was lost: suspend the step, if it is open.
+
+        A thread may find the loss late, when this worker has left ``epoch`` and goes on without
+        that rank. Such a loss changes nothing.
+        """
+        self._suspend(epoch)
+
+    def _suspend(self, epoch: int | None = None) -> None:
         with self._changed:
+            if epoch is not None and epoch <= self._left_epoch:
+                return
             if self._state is not StepState.OPEN or self.on_break is None:
                 return
             self._move(StepEvent.BROKE)
         self.on_break()
+
+    def leave_epoch(self, epoch: int) -> None:
+        """From now on no loss of ``epoch``, or of an earlier one, concerns the step."""
+        with self._changed:
+            self._left_epoch = max(self._left_epoch, epoch)
 
     # --- the thread that decides ---------------------------------------------------------------
 
