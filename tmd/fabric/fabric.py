@@ -203,8 +203,7 @@ class Fabric:
 
     def owes(self, later: Membership) -> bool:
         """Whether a message to or from a rank that moves in ``later`` is in flight."""
-        standing = self.standing
-        if standing is None:
+        if (standing := self.standing) is None:
             return False
         moved = standing.membership.moved(later)
         return any(group.owes(standing, moved) for group in self._groups)
