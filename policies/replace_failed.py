@@ -76,10 +76,14 @@ class ReplaceFailed(Policy):
     def _standing(self, record: JobRecord, view: ClusterView) -> dict[str, Verdict]:
         """Members that commit nothing and whose host has a finding that explains it."""
         assert isinstance(self.config, ReplaceFailedConfig)
+        hosts = map(view.host, {member.host for member in record.membership.members})
+        suspect = {host.host: host for host in hosts if host is not None and host.alerts}
+        if not suspect:  # as it is for nearly all jobs of a large cluster
+            return {}
         workers = view.workers(record.job)
         found = {}
         for member in record.membership.members:
-            status, host = workers.get(member.worker), view.host(member.host)
+            status, host = workers.get(member.worker), suspect.get(member.host)
             if status is None or host is None or status.activity is not Activity.TRAINING:
                 continue
             patience = max(self.config.patience_s, STEPS * status.step_seconds)

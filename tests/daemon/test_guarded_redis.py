@@ -91,7 +91,7 @@ async def test_a_store_behind_tls_is_used(redis_binary, tmp_path):
         finally:
             await store.close()
 
-    assert (woken.topic, heard.topic) == (Topic.ALL, Topic.LEADER)
+    assert (woken.topic, heard.topic) == (Topic.ALL, Topic.HOST)
     assert [h.host for h in view.hosts] == ["h1"]
 
 

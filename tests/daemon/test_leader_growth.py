@@ -3,7 +3,9 @@ with few."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,13 @@ from tmd_policies.replace_failed import ReplaceFailed
 
 from tests.values import record
 from tmd.core.planning.election import Lease
-from tmd.core.values.limits import PlanLimits
+from tmd.core.planning.status_reads import AT_ONCE, EVERY_S
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import Activity, ClusterView, HostStatus, JobRecord, Member, Membership
+from tmd.core.values.requests import DrainRequest
+from tmd.daemon.bus import Topic, Wake
+from tmd.daemon.deciding import Decider
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -51,10 +58,16 @@ class Fixed(MemoryStore):
 
     view = ClusterView()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Collection[str] | None] = []
+        """The hosts that were asked for, by turn."""
+
     def client(self) -> Any:
         client = super().client()
 
-        async def snapshot() -> ClusterView:
+        async def snapshot(hosts: Collection[str] | None = None) -> ClusterView:
+            self.asked.append(hosts)
             return self.view
 
         client.snapshot = snapshot  # type: ignore[method-assign]
@@ -90,15 +103,19 @@ def view(jobs: int) -> ClusterView:
     )
 
 
-async def most_reads(folder: Path, jobs: int) -> int:
-    """How often a turn that decides nothing reads a host, at most."""
-    data = Fixed()
-    data.view = view(jobs)
+def leading(data: MemoryStore, folder: Path) -> Leader:
     store, health = data.client(), StoreHealth()
     config = LeaderConfig("a", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS)
     candidate = Candidate(store, config, Records(folder), health)
     candidate.lease = Lease(epoch=1, until=float("inf"))
-    leader = Leader(store, config, candidate, [policy() for policy in POLICIES], health)
+    return Leader(store, config, candidate, [policy() for policy in POLICIES], health)
+
+
+async def most_reads(folder: Path, jobs: int) -> int:
+    """How often a turn that decides nothing reads a host, at most."""
+    data = Fixed()
+    data.view = view(jobs)
+    leader = leading(data, folder)
     reads.clear()
     await leader.turn()
     assert set(reads) == {host.host for host in data.view.hosts}
@@ -108,3 +125,53 @@ async def most_reads(folder: Path, jobs: int) -> int:
 @pytest.mark.looptime
 async def test_a_turn_looks_at_a_host_as_often_with_many_jobs_as_with_few(tmp_path: Path) -> None:
     assert await most_reads(tmp_path, jobs=24) == await most_reads(tmp_path, jobs=3)
+
+
+@pytest.mark.looptime
+async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadline() -> None:
+    decider, name = Decider(LIMITS, ShadowGoals()), "job0"
+    before = view(jobs=2)
+    silent = structs.replace(before, hosts=before.hosts[1:])
+    first = min(limit for limit in structs.astuple(LIMITS) if limit > 0)
+
+    def looks(at: ClusterView) -> bool:
+        at.host("")  # builds the index of the view
+        reads.clear()
+        assert decider.next(at, name, ()) is None
+        return bool(reads)
+
+    assert looks(before)
+    assert not looks(structs.replace(before, breaker=Breaker(open=True)))
+    assert looks(silent)
+    assert not looks(silent)
+    assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
+    await asyncio.sleep(first + 0.1)
+    assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
+
+
+@pytest.mark.looptime
+async def test_in_a_large_cluster_a_turn_reads_what_is_due_and_what_has_changed(
+    tmp_path: Path,
+) -> None:
+    """The first one reads all, and so does one after which anything may have changed."""
+    data = Fixed()
+    data.view = ClusterView(hosts=tuple(HostStatus(f"h{n:05}", "i") for n in range(AT_ONCE + 1000)))
+    leader = leading(data, tmp_path)
+
+    await leader.turn()
+    leader.hear(Wake(Topic.LEADER))
+    await leader.turn()
+    await asyncio.sleep(EVERY_S)
+    leader.hear(Wake(Topic.HOST, "h01999"))
+    await leader.turn()
+    leader.hear(Wake(Topic.HOST, "h01998"))
+    await leader.turn()
+    leader.hear(Wake(Topic.ALL))
+    await leader.turn()
+
+    first, request, due, change, any_change = data.asked
+    assert first is None
+    assert request == set()
+    assert due == {"h01999", *(f"h{n:05}" for n in range(AT_ONCE))}
+    assert change == {"h01998"}
+    assert any_change is None

@@ -339,7 +339,7 @@ async def test_changes_wake_the_others(clients, record):
 
     assert first == Wake(Topic.ALL)
     assert heard == [
-        Wake(Topic.LEADER),
+        Wake(Topic.HOST, "h1"),
         Wake(Topic.JOBS, "job"),
         Wake(Topic.LEASE),
         Wake(Topic.LEADER),
@@ -347,17 +347,45 @@ async def test_changes_wake_the_others(clients, record):
     ]
 
 
-async def test_a_change_of_a_host_wakes_the_leader_alone(clients, record):
-    """Ten thousand daemons need not hear of each: the next of the others is about a job."""
-    store, leader, other = clients(), clients(), clients()
-    await leader.acquire("a|1", ttl_s=5, floor=0)
-    async with aclosing(leader.wakes("a|1")) as hers, aclosing(other.wakes("b")) as theirs:
-        assert await next_topic(hers) == await next_topic(theirs) == Wake(Topic.ALL)
+async def test_a_change_wakes_only_those_whom_it_concerns(clients, record):
+    """Ten thousand daemons need not hear of each host and job."""
+    store, leader, worker, other = clients(), clients(), clients(), clients()
+    await leader.acquire("a#1", ttl_s=5, floor=0)
+    async with (
+        aclosing(leader.wakes("a#1")) as hers,
+        aclosing(worker.wakes("b#1")) as its,
+        aclosing(other.wakes("c#1")) as theirs,
+    ):
+        for wakes in (hers, its, theirs):
+            assert await next_topic(wakes) == Wake(Topic.ALL)
         await store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=True)
-        await store.put_job(record(), expected=0)
-        heard = await next_topic(hers), await next_topic(theirs)
+        await store.put_job(record(), expected=0, listeners=["b#1"])
+        await store.declare_healthy(HealthyRequest("h1", "r1"))  # all hear of it
+        heard = [await next_topic(wakes) for wakes in (hers, hers, its, its, theirs)]
 
-    assert heard == (Wake(Topic.LEADER), Wake(Topic.JOBS, "job"))
+    healthy = Wake(Topic.HEALTHY, "h1")
+    assert heard == [Wake(Topic.HOST, "h1"), healthy, Wake(Topic.JOBS, "job"), healthy, healthy]
+
+
+async def test_a_snapshot_may_read_some_hosts_only(clients):
+    """Others are as they were read last, new ones are read, and silent ones are gone."""
+    store, other = clients(), clients()
+    for host in ("h1", "h2", "h3"):
+        await other.put_host(HostStatus(host, "i"), ttl_s=5, wake=False)
+    before = await store.snapshot([])
+    for host in ("h1", "h2", "h4"):
+        await other.put_host(HostStatus(host, "j"), ttl_s=5, wake=False)
+    await other.put_host(HostStatus("h3", "j"), ttl_s=0.001, wake=False)
+    async with asyncio.timeout(5):
+        while len((after := await store.snapshot(["h2"])).hosts) != 3:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+
+    def runs(view):
+        return [(h.host, h.incarnation) for h in view.hosts]
+
+    assert runs(before) == [("h1", "i"), ("h2", "i"), ("h3", "i")]
+    assert runs(after) == [("h1", "i"), ("h2", "j"), ("h4", "j")]
+    assert runs(await store.snapshot()) == [("h1", "j"), ("h2", "j"), ("h4", "j")]
 
 
 async def test_named_records_are_read_and_read_again(store, record):

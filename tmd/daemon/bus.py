@@ -26,8 +26,9 @@ from tmd.daemon.job_records import StoredJobs
 class Topic(StrEnum):
     """Subject of a wake-up. It is only a hint: every loop also reads again on its own period."""
 
-    LEADER = "leader"  # an urgent status, or an operator's request: only the leader hears of it
-    JOBS = "jobs"  # the record of a job changed
+    HOST = "host"  # a change in the status of a host: only the leader hears of it
+    LEADER = "leader"  # an operator's request: only the leader hears of it
+    JOBS = "jobs"  # the record of a job changed: the hosts of its workers hear of it
     LEASE = "lease"  # the leader stepped down
     HEALTHY = "healthy"  # a request to clear findings of a host
     ALL = "all"  # anything: a new subscription, or a wake-up of another version
@@ -42,8 +43,12 @@ class Wake(NamedTuple):
 class Store(Protocol):
     """Shared state of the cluster."""
 
-    async def snapshot(self) -> ClusterView:
-        """One consistent view of everything."""
+    async def snapshot(self, hosts: Collection[str] | None = None) -> ClusterView:
+        """One consistent view of everything.
+
+        ``hosts``: read only their statuses, and those of hosts that this client has not read yet.
+        Of the others the view has what was read last, as long as they are there.
+        """
 
     async def jobs(self) -> StoredJobs:
         """The job records alone."""
@@ -64,8 +69,11 @@ class Store(Protocol):
     async def leader(self) -> str:
         """Current holder of the lease, or an empty string."""
 
-    async def put_job(self, record: JobRecord, *, expected: int) -> None:
-        """Store ``record`` if the stored revision is ``expected`` (0: there is none).
+    async def put_job(
+        self, record: JobRecord, *, expected: int, listeners: Collection[str] = ()
+    ) -> None:
+        """Store ``record`` if the stored revision is ``expected`` (0: there is none), and wake the
+        daemons that listen under the names ``listeners``.
 
         Raises:
             StaleLease: the job has been written under a higher lease epoch than the record's.
@@ -135,8 +143,8 @@ class Store(Protocol):
     def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         """Wake-ups as they arrive, starting with one ``ALL``.
 
-        ``holder``: the candidate that listens. It hears what is for the leader while it holds the
-        lease; an observer, without a name, hears all.
+        ``holder``: the name of the daemon that listens. It hears what is for the leader while it
+        holds the lease; an observer, without a name, hears all.
         """
 
     async def close(self) -> None: ...

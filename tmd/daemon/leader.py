@@ -8,8 +8,8 @@ continue.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-import time
 from collections.abc import Mapping, Sequence
 
 import structlog
@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 
 from tmd.core.alerts.breaker import BreakerRules
 from tmd.core.alerts.store_health import StoreLoop
-from tmd.core.planning.deadlines import Seen, seen
 from tmd.core.planning.election import (
     Answer,
     GivingWay,
@@ -27,16 +26,16 @@ from tmd.core.planning.election import (
     updated,
 )
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import ENDED, form, steer, unformed
-from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
+from tmd.core.planning.readiness import NO_FIT_STANDBY
 from tmd.core.planning.record_versions import LastHeard, remembered, successors, written_version
+from tmd.core.planning.status_reads import next_reads
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.values.reasons import in_words
-from tmd.core.values.view_checks import left_alone, too_new
-from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
 from tmd.daemon.counters import JobCounter
+from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
 from tmd.daemon.policy_runner import guarded, rulings
 from tmd.daemon.records import Records
@@ -49,7 +48,6 @@ ByJob = Mapping[str, Sequence[Verdict]]
 
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
-
 
 NOT_REPLICATED = "store.not_replicated"
 REPLICATED = "records and leases reach a replica, or this host no longer leads"
@@ -185,12 +183,23 @@ class Leader:
         self._candidate = candidate
         self._policies = policies
         self._store_health = store_health
-        self._seen: dict[str, Seen] = {}
+        self._decider = Decider(config.limits, config.shadow_goals)
         self._heard: dict[str, LastHeard] = {}
-        self._logged: dict[str, str] = {}
         self._findings = JobFindings(report, OVER)
         self._report = report
         self._unreplicated = ""
+        self._urgent: set[str] | None = None
+        """Hosts that have reported a change since the latest turn; ``None`` if any may have."""
+        self._read_last, self._read_at = "", -math.inf
+        """The host up to which statuses were read in turn, and when."""
+
+    def hear(self, wake: Wake) -> None:
+        """Something may have to be decided."""
+        if wake.topic is Topic.HOST and wake.about and self._urgent is not None:
+            self._urgent.add(wake.about)
+        elif wake.topic is not Topic.LEADER:
+            self._urgent = None
+        self.bell.ring()
 
     def adopt(self, policies: Sequence[Policy]) -> None:
         """Use these policies from the next turn on."""
@@ -225,7 +234,7 @@ class Leader:
     async def turn(self) -> float:
         """Read the view and decide once; return the seconds until the next turn is due."""
         view = await guarded(
-            await self._store.snapshot(), self._store, self._config.holder, self._config.breaker
+            await self._read(), self._store, self._config.holder, self._config.breaker
         )
         self.view = view
         if self._candidate.gives_way_to(successors(view)):
@@ -233,22 +242,26 @@ class Leader:
             await self._candidate.step_down()
             return 0.0
         self._heard = remembered(self._heard, view, asyncio.get_running_loop().time())
-        names = {r.job for r in view.jobs}
-        names |= {w.job for h in view.hosts for w in h.workers}
-        self.counter.follow(names.difference(view.unread_jobs))
-        patience = self._config.poll_s
-        for job in view.unread_jobs:
-            self._log_once(job, f"not deciding: {too_new(job)}")
-        verdicts = self._verdicts(view)
-        for job in sorted(names.difference(view.unread_jobs)):
-            patience = min(patience, await self._decide(view, job, verdicts))
-        for gone in self._seen.keys() - names:
-            del self._seen[gone]
-        self._findings.hold(self._unprotected(view))
+        names = view.job_names
+        self._decider.leave_alone(view.unread_jobs)
+        self._decider.keep(names)
+        mine = sorted(names.difference(view.unread_jobs))
+        self.counter.follow(mine)
+        after = await self._decide(view, mine)
+        self._findings.hold(self._unprotected(view, after))
         # After the decisions, since it may take a moment.
         await self._store.look_for_replica()
         self._note_replication(self._store.unreplicated or self._candidate.unreplicated)
-        return patience
+        due = min(map(self._decider.due, mine), default=math.inf)
+        return max(0.0, min(self._config.poll_s, due - asyncio.get_running_loop().time()))
+
+    async def _read(self) -> ClusterView:
+        now = asyncio.get_running_loop().time()
+        urgent, self._urgent = self._urgent, set()
+        reads = next_reads(self.view, urgent, self._read_last, now - self._read_at)
+        if reads.hosts is None or reads.last != self._read_last:
+            self._read_last, self._read_at = reads.last, now
+        return await self._store.snapshot(reads.hosts)
 
     def _follow(self) -> None:
         """Leave the cluster's metrics to the leader, and what it says of replicas."""
@@ -257,14 +270,16 @@ class Leader:
         self.view = None
         self.counter.follow(())
 
-    def _unprotected(self, view: ClusterView) -> dict[tuple[str, str], str]:
-        """Per job, why no fit standby covers some rank; a live plan keeps the earlier reason."""
+    def _unprotected(self, before: ClusterView, after: ClusterView) -> dict[tuple[str, str], str]:
+        """Per job, why no fit standby covers some rank. A live plan, or a record that was written
+        in this turn, keeps the earlier reason: the workers have yet to follow it."""
         lacking = {}
-        for record in view.jobs:
-            gap, finding = unprotected(view, record), (NO_FIT_STANDBY, record.job)
-            if gap is not None:
+        for record in after.jobs:
+            gap, finding = self._decider.gap(record.job), (NO_FIT_STANDBY, record.job)
+            moves = is_live(record.plan) or record is not before.record(record.job)
+            if gap is not None and not moves:
                 lacking[finding] = gap.sentence
-            elif is_live(record.plan) and finding in self._findings.raised:
+            elif moves and finding in self._findings.raised:
                 lacking[finding] = self._findings.raised[finding]
         return lacking
 
@@ -274,67 +289,42 @@ class Leader:
             self._report(Signal(NOT_REPLICATED, "store", Severity.WARNING, state, message))
         self._unreplicated = problem
 
-    async def _decide(self, view: ClusterView, job: str, verdicts: ByJob) -> float:
-        """Write revisions of ``job`` until the view requires no further one.
+    async def _decide(self, view: ClusterView, jobs: Sequence[str]) -> ClusterView:
+        """Write revisions of ``jobs`` until the view requires no further one; return the view then.
 
-        ``verdicts``: of the policies about ``view``.
+        One of each job at a time: the policies are asked about each view, which takes a tenth of a
+        second for ten thousand hosts.
         """
-        limits = self._config.limits
         for _ in range(MOST_REVISIONS):
-            record = next((r for r in view.jobs if r.job == job), None)
-            if record is not None:
-                self.counter.look(record, view, asyncio.get_running_loop().time())
-            age = self._age(view, record, job)
-            after = self._next(view, record, job, age, verdicts.get(job, ()))
-            if after is record or after is None:
+            verdicts, before = self._verdicts(view), view
+            for job in sorted(jobs, key=lambda job: job not in verdicts):  # what is urgent first
+                if (record := view.record(job)) is not None:
+                    self.counter.look(record, view, asyncio.get_running_loop().time())
+                after = self._decider.next(view, job, verdicts.get(job, ()))
+                if after is not None:
+                    view = await self._write(view, after)
+            jobs = [job for job in jobs if view.record(job) is not before.record(job)]
+            if not jobs:
                 break
-            expected = record.revision if record else 0
-            after = self._signed(after, record, view)
-            if not self._candidate.leading:
-                raise StaleLease("the lease expired while deciding")
-            await self._store.put_job(after, expected=expected)
-            self._log_decision(record, after)
-            self.counter.wrote(record, after, view)
-            view = view.with_record(after)
-            verdicts = self._verdicts(view)
-        ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
-        return min(ahead, default=self._config.poll_s) + 0.001
+        return view
+
+    async def _write(self, view: ClusterView, after: JobRecord) -> ClusterView:
+        record = view.record(after.job)
+        after = self._signed(after, record, view)
+        if not self._candidate.leading:
+            raise StaleLease("the lease expired while deciding")
+        listeners = [host.listener for host in view.hosts_of(after.job)]
+        expected = record.revision if record else 0
+        await self._store.put_job(after, expected=expected, listeners=listeners)
+        log_decision(record, after)
+        self.counter.wrote(record, after, view)
+        return view.with_record(after)
 
     def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch
         version = written_version(before, view, self._heard, asyncio.get_running_loop().time())
         signed = structs.replace(after, lease_epoch=epoch, v=version)
         return self.counter.ledger.into(signed)
-
-    def _next(
-        self,
-        view: ClusterView,
-        record: JobRecord | None,
-        job: str,
-        age: float,
-        verdicts: Sequence[Verdict],
-    ) -> JobRecord | None:
-        if record is None or record.state in ENDED:
-            formed = form(view, job, before=record)
-            if formed is None and (why := unformed(view, job)):
-                self._log_once(job, why)
-            return formed or record
-        if why := left_alone(record, view):
-            self._log_once(job, f"not deciding: {why}")
-            return record
-        after = steer(
-            record,
-            view,
-            verdicts,
-            now=time.time(),
-            age=age,
-            limits=self._config.limits,
-            wanted=self._config.shadow_goals,
-        )
-        if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
-            self._log_once(job, f"paused: plan {_plan_id(after)} is not opened")
-            return record
-        return after
 
     def _verdicts(self, view: ClusterView) -> ByJob:
         """What the policies want of each job, as far as it may be done."""
@@ -343,36 +333,3 @@ class Leader:
             if not ruling.held_back:
                 found.setdefault(ruling.verdict.job, []).append(ruling.verdict)
         return found
-
-    def _age(self, view: ClusterView, record: JobRecord | None, job: str) -> float:
-        """How long this leader has seen the job unchanged."""
-        now = asyncio.get_running_loop().time()
-        if record is None:
-            return 0.0
-        self._seen[job] = known = seen(self._seen.get(job), view, record, now)
-        return now - known.since
-
-    def _log_decision(self, before: JobRecord | None, after: JobRecord) -> None:
-        plan = after.plan
-        fields = {"job": after.job, "revision": after.revision, "state": after.state.value}
-        fields["lease_epoch"] = after.lease_epoch
-        if after.detail:
-            fields["detail"] = after.detail
-        if before is None or before.membership.epoch != after.membership.epoch:
-            fields["epoch"] = after.membership.epoch
-        if plan is not None and (before is None or before.plan != plan):
-            fields |= {"plan": plan.id, "kind": plan.kind.value, "phase": plan.phase.value}
-            fields |= {"cause": plan.cause, "reason": plan.outcome or plan.reason}
-            if plan.rollback is not None:
-                fields["rollback"] = plan.rollback.sentence
-        log.info("decided", **fields)
-        self._logged.pop(after.job, None)
-
-    def _log_once(self, job: str, sentence: str) -> None:
-        if self._logged.get(job) != sentence:
-            self._logged[job] = sentence
-            log.info(sentence, job=job)
-
-
-def _plan_id(record: JobRecord) -> str:
-    return record.plan.id if record.plan else ""

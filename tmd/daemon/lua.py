@@ -41,11 +41,11 @@ end
 
 _LEADER = """
 -- Only the leader decides: ten thousand hosts would be woken for nothing.
-local function wake_leader()
+local function wake_leader(what)
   local held = redis.call('GETRANGE', ARGV[1] .. 'leader', 0, 999)
   local holder = string.match(held, '^(.*)|%d+$') or ''
-  redis.call('PUBLISH', ARGV[1] .. 'wake:' .. holder, 'leader')
-  redis.call('PUBLISH', ARGV[1] .. 'wake:observers', 'leader')
+  redis.call('PUBLISH', ARGV[1] .. 'wake:' .. holder, what)
+  redis.call('PUBLISH', ARGV[1] .. 'wake:observers', what)
 end
 """
 
@@ -53,10 +53,19 @@ WAKE_LEADER = (
     _LEADER
     + """
 -- ARGV prefix
-wake_leader()
+wake_leader('leader')
 return 1
 """
 )
+
+WAKE_HOSTS = """
+-- ARGV prefix, message, names under which daemons listen
+for n = 3, #ARGV do
+  redis.call('PUBLISH', ARGV[1] .. 'wake:' .. ARGV[n], ARGV[2])
+end
+redis.call('PUBLISH', ARGV[1] .. 'wake:observers', ARGV[2])
+return 1
+"""
 
 ACQUIRE = (
     _CHECKED
@@ -152,19 +161,18 @@ fence = string.format('%.0f', math.max(fence, tonumber(ARGV[3])))
 redis.call('HSET', KEYS[1], 'fence', fence, 'revision', ARGV[4], 'record', ARGV[5],
   'seal', ARGV[6])
 redis.call('SADD', KEYS[2], ARGV[2])
-redis.call('PUBLISH', ARGV[1] .. 'wake', 'jobs ' .. ARGV[2])
-wake_leader()
+wake_leader('leader')
 return 1
 """
 )
 
 _RECORDS = """
 -- Name, revision, fence, seal and record of each of the jobs, in turn; no record that the caller
--- has read with the same revision, fence and seal. A record may have a megabyte, and the hosts of
--- a job ask for it each second.
-local function jobs(names)
+-- has read with the same revision, fence and seal: those are ARGV from number first on. A record
+-- may have a megabyte, and the hosts of a job ask for it each second.
+local function jobs(names, first)
   local found, known = {}, {}
-  for n = 2, #ARGV, 2 do known[ARGV[n]] = ARGV[n + 1] end
+  for n = first, #ARGV, 2 do known[ARGV[n]] = ARGV[n + 1] end
   for _, name in ipairs(names) do
     if is_name(name) then
       local place, mark = ARGV[1] .. 'job:' .. name, {}
@@ -187,7 +195,7 @@ JOBS = (
     + _RECORDS
     + """
 -- KEYS jobs   ARGV prefix; name, and revision, fence and seal, of each known record
-return jobs(redis.call('SMEMBERS', KEYS[1]))
+return jobs(redis.call('SMEMBERS', KEYS[1]), 2)
 """
 )
 
@@ -199,7 +207,7 @@ JOBS_NAMED = (
 -- these are empty if it is not known
 local names = {}
 for n = 2, #ARGV, 2 do table.insert(names, ARGV[n]) end
-return jobs(names)
+return jobs(names, 2)
 """
 )
 
@@ -207,20 +215,38 @@ SNAPSHOT = (
     _CHECKED
     + _RECORDS
     + """
--- KEYS hosts, jobs, drains, rehearsals, paused, breaker   ARGV as for the records alone
-local hosts = {}
+-- KEYS hosts, jobs, drains, rehearsals, paused, breaker
+-- ARGV prefix, how many hosts are read ('': all), their names, then as for the records alone
+-- The hosts that are not read come as names alone, in one text: a reply of ten thousand parts takes
+-- a client long to read.
+local wanted, first = nil, 3
+if ARGV[2] ~= '' then
+  wanted, first = {}, 3 + ARGV[2]
+  for n = 3, first - 1 do wanted[ARGV[n]] = true end
+end
+local hosts, others = {}, {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local status = is_name(name) and value(ARGV[1] .. 'host:' .. name)
-  if status then
-    table.insert(hosts, name)
-    table.insert(hosts, status)
-  else
+  local place, status = ARGV[1] .. 'host:' .. name, false
+  if is_name(name) and wanted and not wanted[name] then
+    if redis.call('EXISTS', place) == 1 then
+      table.insert(others, name)
+      status = true
+    end
+  elseif is_name(name) then
+    status = value(place)
+    if status then
+      table.insert(hosts, name)
+      table.insert(hosts, status)
+    end
+  end
+  if not status then
     redis.call('SREM', KEYS[1], name)  -- the host's next heartbeat adds it again
   end
 end
 local paused, breaker = redis.call('EXISTS', KEYS[5]), value(KEYS[6])
-local records = jobs(redis.call('SMEMBERS', KEYS[2]))
-return {hosts, records, fields(KEYS[3]), fields(KEYS[4]), paused, breaker or false}
+local records = jobs(redis.call('SMEMBERS', KEYS[2]), first)
+return {hosts, table.concat(others, '\\n'), records, fields(KEYS[3]), fields(KEYS[4]), paused,
+  breaker or false}
 """
 )
 
@@ -244,7 +270,7 @@ if ARGV[4] == '' then
 else
   redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
 end
-wake_leader()
+wake_leader('leader')
 return 1
 """
 )
@@ -277,7 +303,7 @@ PUT_HOST = (
 -- KEYS host, hosts   ARGV prefix, name, status, ttl ms, wake
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[2], ARGV[2])
-if ARGV[5] == '1' then wake_leader() end
+if ARGV[5] == '1' then wake_leader('host ' .. ARGV[2]) end
 return 1
 """
 )

@@ -22,7 +22,7 @@ from tmd.config import Settings
 from tmd.core.alerts.findings import Rules
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import ConfigError, StoreUnavailable
-from tmd.core.values.model import Signal, Strategy
+from tmd.core.values.model import HostStatus, Signal, Strategy
 from tmd.core.values.reasons import os_reason
 from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
 from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
@@ -86,7 +86,7 @@ class Service:
             self.store_health,
             lambda: self.leader.counter.ledger.unwritten(),
         )
-        config = _leader_config(settings, f"{host.name}#{self.incarnation}")
+        config = _leader_config(settings, HostStatus(host.name, self.incarnation).listener)
         self.candidate = Candidate(lease_store, config, self.records, self.store_health)
         self.leader = Leader(
             store, config, self.candidate, load_policies(settings), self.store_health, self._report
@@ -185,8 +185,8 @@ class Service:
 
     def _ring(self, wake: Wake) -> None:
         match wake.topic:
-            case Topic.LEADER:
-                self.leader.bell.ring()
+            case Topic.HOST | Topic.LEADER:
+                self.leader.hear(wake)
             case Topic.JOBS:
                 if not wake.about or wake.about in self.roster.jobs:
                     self.executor.bell.ring()
@@ -198,7 +198,7 @@ class Service:
             case Topic.ALL:
                 # A store that is back may be empty: this host looks whether its records and alerts
                 # are there.
-                self.leader.bell.ring()
+                self.leader.hear(wake)
                 self.executor.look_at_all()
                 self.watcher.posted.ring()
                 self.health.bell.ring()

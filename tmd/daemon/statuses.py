@@ -3,7 +3,7 @@ others, as long as its host name can be decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -20,39 +20,63 @@ class Named(Struct, frozen=True):
     host: str
 
 
+class Known(NamedTuple):
+    """What was read of one host."""
+
+    text: bytes | None
+    """``None``: no member wrote it."""
+    status: HostStatus | None = None
+    later: bool = False
+    """Whether this version cannot decode it."""
+
+
 class Statuses(NamedTuple):
-    found: dict[bytes, HostStatus]
-    """By their stored form."""
+    hosts: tuple[HostStatus, ...]
+    """In the order of their names."""
     unread: tuple[str, ...]
     """Hosts whose status this version cannot decode."""
-    misplaced: tuple[bytes, ...]
-    """Texts stored under another host's name."""
 
 
-def read_hosts(values: Iterable[tuple[str, bytes]], known: Mapping[bytes, HostStatus]) -> Statuses:
-    """Decode the texts stored for hosts. A text that names another host than the one it is stored
-    for is skipped. ``known``: texts decoded earlier.
+class StatusReader:
+    """Keeps what it has read, for a snapshot that reads only some hosts."""
 
-    Raises:
-        StoreUnavailable: a text does not even name its host.
-    """
-    found: dict[bytes, HostStatus] = {}
-    unread, misplaced = [], []
-    for name, value in values:
+    def __init__(self, misplaced: Callable[[bytes], None] = lambda _: None) -> None:
+        """``misplaced`` is called with each text that is stored under another host's name."""
+        self._known: dict[str, Known] = {}
+        self._misplaced = misplaced
+
+    def new(self, names: Iterable[str]) -> list[str]:
+        """Those of ``names`` that were not among the hosts of the latest reading."""
+        return [name for name in names if name not in self._known]
+
+    def read(
+        self, values: Iterable[tuple[str, bytes | None]], others: Collection[str] = ()
+    ) -> Statuses:
+        """Decode the texts stored for hosts. A text that names another host than the one it is
+        stored for is skipped. ``others``: hosts that are there, and were read before.
+
+        Raises:
+            StoreUnavailable: a text does not even name its host.
+        """
+        found = {name: self._known[name] for name in others if name in self._known}
+        found |= {name: self._of(name, text) for name, text in values}
+        self._known = found
+        ordered = sorted(found.items())
+        return Statuses(
+            tuple(known.status for _, known in ordered if known.status is not None),
+            tuple(name for name, known in ordered if known.later),
+        )
+
+    def _of(self, name: str, text: bytes | None) -> Known:
+        before = self._known.get(name)
+        if text is None or (before is not None and before.text == text):
+            return before if text is not None and before is not None else Known(None)
         try:
-            status = known[value] if value in known else _status(value)
-            about = status.host
+            status = msgspec.json.decode(text, type=HostStatus)
+            known, about = Known(text, status), status.host
         except UNREADABLE:
-            about = decoded(value, Named).host
-            if about == name:
-                unread.append(name)
-        else:
-            if about == name:
-                found[value] = status
+            known, about = Known(text, later=True), decoded(text, Named).host
         if about != name:
-            misplaced.append(value)
-    return Statuses(found, tuple(sorted(unread)), tuple(misplaced))
-
-
-def _status(value: bytes) -> HostStatus:
-    return msgspec.json.decode(value, type=HostStatus)
+            self._misplaced(text)
+            return Known(text)
+        return known

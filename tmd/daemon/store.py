@@ -10,9 +10,9 @@ retries by itself: a blocked renewal would outlive the lease.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -28,15 +28,13 @@ from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequ
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.codec import Codec, paired, text
-from tmd.daemon.job_records import RecordReader, StoredJobs, demands, marks
+from tmd.daemon.job_records import ReadRecord, RecordReader, StoredJobs, demands, marks
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.replication import Replication, longest_wait
-from tmd.daemon.statuses import read_hosts
+from tmd.daemon.statuses import StatusReader
+from tmd.daemon.wake_ups import check_cancellation, listen
 
 ALERTS_KEPT = 100_000
-LISTEN_S = 2.0
-"""The subscription is probed after this long without a message."""
-
 PROBE_MS = 1000
 MOST_LOOKED_AT = 200
 """How many hosts, and jobs, have the type of their key checked."""
@@ -73,22 +71,25 @@ class RedisStore:
         self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
         self._codec = Codec(key, self._prefix)
-        self._hosts: dict[bytes, HostStatus] = {}
+        self._statuses = StatusReader(partial(self._codec.note_forged, HostStatus))
         self._records = RecordReader(self._codec)
         self._named = RecordReader(Codec(key, self._prefix))
 
     # --- reading ----------------------------------------------------------------------------------
 
-    async def snapshot(self) -> ClusterView:
-        keys = ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
+    async def snapshot(self, hosts: Collection[str] | None = None) -> ClusterView:
         known = self._records.known
-        hosts, jobs, drains, rehearsals, paused, breaker = await self._run(
-            lua.SNAPSHOT, keys, *marks(known)
-        )
+        reply = await self._snapshot(hosts, known)
+        if hosts is not None and (new := self._statuses.new(_lines(reply[1]))):
+            reply = await self._snapshot({*hosts, *new}, known)
+        values, others, jobs, drains, rehearsals, paused, breaker = reply
         opened = self._codec.demanded
+        texts = ((name, self._codec.body(value, HostStatus)) for name, value in paired(values))
+        statuses = self._statuses.read(texts, _lines(others))
         stored = self._records.read(jobs, known)
         return ClusterView(
-            **self._read_hosts(hosts),
+            hosts=statuses.hosts,
+            unread=statuses.unread,
             jobs=stored.records,
             unread_jobs=stored.unread,
             drains=self._requests(drains, DrainRequest),
@@ -97,14 +98,12 @@ class RedisStore:
             breaker=Breaker() if breaker is None else opened(breaker, Breaker, "breaker"),
         )
 
-    def _read_hosts(self, reply: Sequence[bytes]) -> dict[str, Any]:
-        sealed = [(name, self._codec.body(v, HostStatus)) for name, v in paired(reply)]
-        bodies = [(name, body) for name, body in sealed if body is not None]
-        self._hosts, unread, misplaced = read_hosts(bodies, self._hosts)
-        for body in misplaced:
-            self._codec.note_forged(HostStatus, body)
-        hosts = tuple(sorted(self._hosts.values(), key=lambda h: h.host))
-        return {"hosts": hosts, "unread": unread}
+    async def _snapshot(
+        self, hosts: Collection[str] | None, known: Mapping[str, ReadRecord]
+    ) -> Any:
+        keys = ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
+        wanted = ("",) if hosts is None else (len(hosts), *hosts)
+        return await self._run(lua.SNAPSHOT, keys, *wanted, *marks(known))
 
     def _requests(self, reply: Sequence[bytes], kind: type[Request]) -> tuple[Request, ...]:
         found: dict[str, Request] = self._codec.named(paired(reply), kind, lambda r: r.host)
@@ -172,7 +171,9 @@ class RedisStore:
     async def release(self, holder: str) -> None:
         await self._run(lua.RELEASE, ["leader"], holder)
 
-    async def put_job(self, record: JobRecord, *, expected: int) -> None:
+    async def put_job(
+        self, record: JobRecord, *, expected: int, listeners: Collection[str] = ()
+    ) -> None:
         outcome, stored = await self._run_replicated(
             lua.PUT_JOB,
             [f"job:{record.job}", "jobs"],
@@ -193,7 +194,7 @@ class RedisStore:
         # Only now: nobody should act on a plan that a fail-over would lose. The record is stored,
         # and a lost wake-up only delays.
         with suppress(StoreUnavailable):
-            await self._wake(f"{Topic.JOBS} {record.job}")
+            await self._run(lua.WAKE_HOSTS, [], f"{Topic.JOBS} {record.job}", *listeners)
 
     @property
     def unreplicated(self) -> str:
@@ -285,23 +286,10 @@ class RedisStore:
     # --- wake-ups ---------------------------------------------------------------------------------
 
     async def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
+        channels = [self._key("wake"), self._key(f"wake:{holder or 'observers'}")]
         try:
-            async with self._redis.pubsub() as pubsub:
-                await pubsub.subscribe(
-                    self._key("wake"), self._key(f"wake:{holder or 'observers'}")
-                )
-                yield Wake(Topic.ALL)
-                probed = False
-                while True:
-                    message = await pubsub.get_message(timeout=LISTEN_S)
-                    if message is not None and message["type"] == "message":
-                        yield _wake(message["data"])
-                    elif message is None and probed:
-                        raise StoreUnavailable(f"{self._place}: the subscription is silent")
-                    elif message is None:
-                        await pubsub.ping()
-                    _check_cancellation()
-                    probed = message is None
+            async for wake in listen(self._redis, channels, self._place):
+                yield wake
         except (RedisError, OSError) as error:
             raise StoreUnavailable(redis_errors.explained(error, self._place)) from error
 
@@ -333,7 +321,7 @@ class RedisStore:
             found = await reply
         except (RedisError, OSError) as error:
             raise StoreUnavailable(await self._cause(error)) from error
-        _check_cancellation()
+        check_cancellation()
         return found
 
     async def _cause(self, error: Exception) -> str:
@@ -375,20 +363,8 @@ def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore
     )
 
 
-def _check_cancellation() -> None:
-    """redis-py sends with ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that
-    arrives together with the result: the task would never end."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
-def _wake(data: Any) -> Wake:
-    topic, _, about = bytes(data).decode(errors="replace").partition(" ")
-    try:
-        return Wake(Topic(topic), about)
-    except ValueError:
-        return Wake(Topic.ALL)
+def _lines(names: bytes) -> list[str]:
+    return text(names).split("\n") if names else []
 
 
 def _with_seal(sealed: bytes) -> tuple[bytes, bytes]:

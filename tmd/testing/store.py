@@ -19,7 +19,7 @@ from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.job_records import StoredJobs, read_record, sorted_out
-from tmd.daemon.statuses import read_hosts
+from tmd.daemon.statuses import StatusReader
 
 
 class MemoryStore:
@@ -65,10 +65,14 @@ class MemoryStore:
     def client(self) -> MemoryClient:
         return MemoryClient(self)
 
-    def wake(self, topic: Topic, about: str = "") -> None:
+    def wake(self, topic: Topic, about: str = "", listeners: Collection[str] | None = None) -> None:
+        """``listeners``: who hears of it, beside observers; ``None``: all."""
         for holder, queue in self._listeners:
-            if topic is not Topic.LEADER or not holder or holder == (self.lease or ("",))[0]:
+            if not holder or listeners is None or holder in listeners:
                 queue.put_nowait(Wake(topic, about))
+
+    def wake_leader(self, topic: Topic = Topic.LEADER, about: str = "") -> None:
+        self.wake(topic, about, self.lease[:1] if self.lease else ())
 
     async def listen(self, holder: str = "") -> AsyncIterator[Wake]:
         queue: asyncio.Queue[Wake | None] = asyncio.Queue()
@@ -89,6 +93,7 @@ class MemoryClient:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self._unreplicated = ""
+        self._statuses = StatusReader()
 
     async def _reach(self) -> float:
         await asyncio.sleep(0)
@@ -96,14 +101,16 @@ class MemoryClient:
             raise StoreUnavailable("memory: away")
         return asyncio.get_running_loop().time()
 
-    async def snapshot(self) -> ClusterView:
+    async def snapshot(self, hosts: Collection[str] | None = None) -> ClusterView:
         now = await self._reach()
         store = self._store
-        alive = sorted(n for n, (_, until) in store.hosts.items() if until > now)
+        alive = [n for n, (_, until) in store.hosts.items() if until > now]
         stored = await self.jobs()
-        read = read_hosts(((n, store.hosts[n][0]) for n in alive), {})
+        wanted = alive if hosts is None else {*hosts, *self._statuses.new(alive)}
+        texts = [(n, store.hosts[n][0]) for n in alive if n in wanted]
+        read = self._statuses.read(texts, [n for n in alive if n not in wanted])
         return ClusterView(
-            hosts=tuple(read.found.values()),
+            hosts=read.hosts,
             unread=read.unread,
             jobs=stored.records,
             unread_jobs=stored.unread,
@@ -127,7 +134,7 @@ class MemoryClient:
         now = await self._reach()
         self._store.hosts[status.host] = (json.encode(status), now + ttl_s)
         if wake:
-            self._store.wake(Topic.LEADER)
+            self._store.wake_leader(Topic.HOST, status.host)
 
     async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
         now = await self._reach()
@@ -153,7 +160,9 @@ class MemoryClient:
         lease = self._store.lease
         return lease[0] if lease and lease[2] > now else ""
 
-    async def put_job(self, record: JobRecord, *, expected: int) -> None:
+    async def put_job(
+        self, record: JobRecord, *, expected: int, listeners: Collection[str] = ()
+    ) -> None:
         await self._reach()
         fence = self._store.fences.get(record.job, 0)
         if record.lease_epoch < fence:
@@ -163,7 +172,7 @@ class MemoryClient:
             raise Conflict(f"{record.job}: revision is {stored}, expected {expected}")
         self._write(record, record.lease_epoch)
         self._unreplicated = self._store.unreplicated
-        self._store.wake(Topic.JOBS, record.job)
+        self._store.wake(Topic.JOBS, record.job, listeners)
 
     @property
     def unreplicated(self) -> str:
@@ -182,8 +191,7 @@ class MemoryClient:
         if self._revision(record.job) >= record.revision:
             return False
         self._write(record, max(record.lease_epoch, self._store.fences.get(record.job, 0)))
-        self._store.wake(Topic.JOBS, record.job)
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
         return True
 
     def _revision(self, job: str) -> int:
@@ -227,12 +235,12 @@ class MemoryClient:
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()
         self._store.drains[request.host] = request
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
 
     async def undrain(self, host: str) -> bool:
         await self._reach()
         known = self._store.drains.pop(host, None) is not None
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
         return known
 
     async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
@@ -243,13 +251,13 @@ class MemoryClient:
         self._store.drains.pop(host, None)
         if request is not None:
             self._store.drains[host] = request
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
         return True
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._reach()
         self._store.rehearsals[request.host] = request
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
 
     async def declare_healthy(self, request: HealthyRequest) -> None:
         await self._reach()
@@ -267,12 +275,12 @@ class MemoryClient:
     async def set_paused(self, paused: bool) -> None:
         await self._reach()
         self._store.paused = paused
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
 
     async def set_breaker(self, breaker: Breaker) -> None:
         await self._reach()
         self._store.breaker = breaker
-        self._store.wake(Topic.LEADER)
+        self._store.wake_leader()
 
     async def wakes(self, holder: str = "") -> AsyncIterator[Wake]:
         await self._reach()

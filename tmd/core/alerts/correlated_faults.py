@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import NamedTuple
 
 from msgspec import structs
@@ -29,7 +30,9 @@ def contained(view: ClusterView, rules: BreakerRules) -> ClusterView:
     become advice, as do recent ones, since another host may not have reported yet.
     """
     shared = _shared(view, rules)
-    return structs.replace(view, hosts=tuple(_limited(h, shared, rules) for h in view.hosts))
+    hosts = tuple(_limited(h, shared, rules) for h in view.hosts)
+    # Mostly nothing is left out, and the view has an index of its hosts.
+    return view if all(map(is_, hosts, view.hosts)) else structs.replace(view, hosts=hosts)
 
 
 def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:

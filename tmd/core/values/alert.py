@@ -61,7 +61,7 @@ class Signal(Struct, frozen=True):
     a restarted daemon that sees it again raises no new alert."""
 
 
-class Alert(Struct, frozen=True):
+class Alert(Struct, frozen=True, gc=False):
     """A raised or cleared finding; published, and part of the host status while raised."""
 
     id: str

@@ -15,7 +15,7 @@ from tmd.core.values.decode_errors import brief
 PREFIX, PARTIAL, REFUSED, GONE = "step-", ".partial", ".refused", ".gone"
 
 
-class SavedCheckpoint(Struct, frozen=True, order=True):
+class SavedCheckpoint(Struct, frozen=True, order=True, gc=False):
     """A complete checkpoint."""
 
     step: int

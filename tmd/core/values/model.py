@@ -51,7 +51,9 @@ class Activity(StrEnum):
     REFUSED = "refused"  # cannot take part in `plan`; `detail` has the reason
 
 
-class WorkerStatus(Struct, frozen=True):
+# gc=False: frozen values have no cycles, and a leader holds a hundred thousand of them, all of
+# which the collector would visit again and again.
+class WorkerStatus(Struct, frozen=True, gc=False):
     """The latest report of one worker. Level-triggered: repeating it changes nothing."""
 
     worker: str
@@ -118,7 +120,7 @@ class WorkerStatus(Struct, frozen=True):
         return unfitness(self.rehearsed)
 
 
-class Exit(Struct, frozen=True):
+class Exit(Struct, frozen=True, gc=False):
     """The end of a worker process as seen by its launcher; the process may still be ending."""
 
     worker: str
@@ -132,7 +134,7 @@ class Exit(Struct, frozen=True):
 # --- the status of a host -------------------------------------------------------------------------
 
 
-class HostStatus(Struct, frozen=True):
+class HostStatus(Struct, frozen=True, gc=False):
     """The heartbeat of one daemon; expires in the store when the daemon is silent."""
 
     host: str
@@ -153,6 +155,11 @@ class HostStatus(Struct, frozen=True):
     """:data:`RECORD_VERSION` of the daemon. No record is written in a later version while it
     lives."""
     at: float = 0.0
+
+    @property
+    def listener(self) -> str:
+        """The name under which its daemon hears what concerns it, and asks for the lease."""
+        return f"{self.host}#{self.incarnation}"
 
 
 # --- the leader's decisions -----------------------------------------------------------------------
@@ -319,6 +326,11 @@ class ClusterView(Struct, frozen=True, dict=True):
     def _index(self) -> HostIndex:
         return HostIndex(self.hosts)
 
+    @property
+    def job_names(self) -> frozenset[str]:
+        """Jobs that have workers, or a record that can be read."""
+        return frozenset(self._index.of_job).union(r.job for r in self.jobs)
+
     def workers(self, job: str) -> Mapping[str, WorkerStatus]:
         """Statuses of all workers of ``job`` on hosts with a heartbeat."""
         return self._index.workers.get(job, {})
@@ -334,6 +346,13 @@ class ClusterView(Struct, frozen=True, dict=True):
     def findings(self, job: str) -> Sequence[Alert]:
         """Findings of all hosts about ``job``."""
         return self._index.alerts.get(job, ())
+
+    @cached_property
+    def _records(self) -> Mapping[str, JobRecord]:
+        return {record.job: record for record in self.jobs}
+
+    def record(self, job: str) -> JobRecord | None:
+        return self._records.get(job)
 
     def with_record(self, record: JobRecord) -> ClusterView:
         """The view once ``record`` is written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Pace(Struct, frozen=True):
+class Pace(Struct, frozen=True, gc=False):
     """Compute time is the time of a step without waits for others. Reported every few steps."""
 
     step: int

@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from tmd.core.values.membership import Member
 
 
-class ShadowStatus(Struct, frozen=True):
+class ShadowStatus(Struct, frozen=True, gc=False):
     """Progress of a shadow."""
 
     rank: int
@@ -34,7 +34,7 @@ class ShadowAssignment(Struct, frozen=True):
     """Id of the rehearsal request that it serves."""
 
 
-class Rehearsal(Struct, frozen=True):
+class Rehearsal(Struct, frozen=True, gc=False):
     """The verdict of one rehearsal; it holds for all ranks that are built alike."""
 
     step: int

@@ -15,7 +15,7 @@ EVERY = 10
 """Steps between two snapshots, unless a script sets another number."""
 
 
-class Kept(Struct, frozen=True, order=True, array_like=True):
+class Kept(Struct, frozen=True, order=True, array_like=True, gc=False):
     """A copy of the state of ``rank`` at the start of ``step``, in a worker's memory."""
 
     rank: int

@@ -1,0 +1,185 @@
+"""What the leader decides about each job, from one view of the cluster.
+
+A cluster may have hundreds of jobs on ten thousand hosts, and nothing happens to most of them in
+most turns. A job is not looked at again before one of its deadlines while everything is the same on
+which the latest decision about it rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Collection, Sequence
+from operator import is_
+from typing import NamedTuple
+
+import structlog
+from msgspec import structs
+
+from tmd.core.planning.deadlines import Seen, seen
+from tmd.core.planning.migration import is_live
+from tmd.core.planning.planning import ENDED, form, steer, unformed
+from tmd.core.planning.readiness import Gap, unprotected
+from tmd.core.values.limits import PlanLimits, ShadowGoals
+from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
+from tmd.core.values.view_checks import left_alone, too_new
+
+log = structlog.get_logger("tmd.leader")
+
+
+class Grounds(NamedTuple):
+    """Everything but the time on which a decision about one job rests."""
+
+    record: JobRecord | None
+    hosts: tuple[HostStatus | None, ...]
+    """Of its workers and of its record; ``None`` for a silent one."""
+    cluster: tuple[object, ...]
+    verdicts: Sequence[Verdict]
+
+    def same(self, other: Grounds) -> bool:
+        """Whether nothing has changed. A status that was not read again is the same object."""
+        return (
+            self.record is other.record
+            and len(self.hosts) == len(other.hosts)
+            and all(map(is_, self.hosts, other.hosts))
+            and self.cluster == other.cluster
+            and self.verdicts == other.verdicts
+        )
+
+
+def grounds(
+    view: ClusterView, record: JobRecord | None, job: str, verdicts: Sequence[Verdict]
+) -> Grounds:
+    names = dict.fromkeys(host.host for host in view.hosts_of(job))
+    if record is not None:
+        names |= dict.fromkeys(member.host for member in record.parties)
+    hosts = tuple(map(view.host, names))
+    cluster = (view.drains, view.rehearsals, view.unread, view.paused)
+    return Grounds(record, hosts, cluster, verdicts)
+
+
+class Settled(NamedTuple):
+    """A job about which there was nothing to decide."""
+
+    grounds: Grounds
+    until: float
+    """Monotonic seconds of its next deadline."""
+    gap: Gap | None
+    """What its protection lacks."""
+
+
+class Decider:
+    """Of one leader."""
+
+    def __init__(self, limits: PlanLimits, shadow_goals: ShadowGoals) -> None:
+        self._limits, self._shadow_goals = limits, shadow_goals
+        self._seen: dict[str, Seen] = {}
+        self._settled: dict[str, Settled] = {}
+        self._logged: dict[str, str] = {}
+
+    def next(self, view: ClusterView, job: str, verdicts: Sequence[Verdict]) -> JobRecord | None:
+        """The next revision of the record of ``job``; ``None`` if there is nothing to decide.
+
+        ``verdicts``: of the policies about the job in this ``view``.
+        """
+        record, now = view.record(job), asyncio.get_running_loop().time()
+        found = grounds(view, record, job, verdicts)
+        settled = self._settled.get(job)
+        if settled is not None and now < settled.until and settled.grounds.same(found):
+            return None
+        age = self._age(view, record, job, now)
+        after = self._after(view, record, job, age, verdicts)
+        if after is not None and after is not record:
+            self._settled.pop(job, None)
+            self._logged.pop(job, None)
+            return after
+        ahead = (limit - age for limit in structs.astuple(self._limits) if limit > age)
+        gap = None if record is None else unprotected(view, record)
+        self._settled[job] = Settled(found, now + min(ahead, default=math.inf) + 0.001, gap)
+        return None
+
+    def due(self, job: str) -> float:
+        """When ``job`` has to be looked at again, in monotonic seconds, if nothing changes."""
+        settled = self._settled.get(job)
+        return math.inf if settled is None else settled.until
+
+    def gap(self, job: str) -> Gap | None:
+        """What the protection of ``job`` lacked at the latest look."""
+        settled = self._settled.get(job)
+        return None if settled is None else settled.gap
+
+    def leave_alone(self, jobs: Collection[str]) -> None:
+        """Nothing is decided about ``jobs``, whose records have a later version."""
+        for job in jobs:
+            self._settled.pop(job, None)
+            self._log_once(job, f"not deciding: {too_new(job)}")
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forget all other jobs."""
+        for known in (self._seen, self._settled, self._logged):
+            for gone in known.keys() - jobs:
+                del known[gone]
+
+    def _age(self, view: ClusterView, record: JobRecord | None, job: str, now: float) -> float:
+        """How long this leader has seen the job unchanged."""
+        if record is None:
+            return 0.0
+        self._seen[job] = known = seen(self._seen.get(job), view, record, now)
+        return now - known.since
+
+    def _after(
+        self,
+        view: ClusterView,
+        record: JobRecord | None,
+        job: str,
+        age: float,
+        verdicts: Sequence[Verdict],
+    ) -> JobRecord | None:
+        if record is None or record.state in ENDED:
+            formed = form(view, job, before=record)
+            if formed is None and (why := unformed(view, job)):
+                self._log_once(job, why)
+            return formed or record
+        if why := left_alone(record, view):
+            self._log_once(job, f"not deciding: {why}")
+            return record
+        after = steer(
+            record,
+            view,
+            verdicts,
+            now=time.time(),
+            age=age,
+            limits=self._limits,
+            wanted=self._shadow_goals,
+        )
+        if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
+            self._log_once(job, f"paused: plan {_plan_id(after)} is not opened")
+            return record
+        return after
+
+    def _log_once(self, job: str, sentence: str) -> None:
+        if self._logged.get(job) != sentence:
+            self._logged[job] = sentence
+            log.info(sentence, job=job)
+
+
+def log_decision(before: JobRecord | None, after: JobRecord) -> None:
+    """Log what the stored revision ``after`` changes."""
+    plan = after.plan
+    fields = {"job": after.job, "revision": after.revision, "state": after.state.value}
+    fields["lease_epoch"] = after.lease_epoch
+    if after.detail:
+        fields["detail"] = after.detail
+    if before is None or before.membership.epoch != after.membership.epoch:
+        fields["epoch"] = after.membership.epoch
+    if plan is not None and (before is None or before.plan != plan):
+        fields |= {"plan": plan.id, "kind": plan.kind.value, "phase": plan.phase.value}
+        fields |= {"cause": plan.cause, "reason": plan.outcome or plan.reason}
+        if plan.rollback is not None:
+            fields["rollback"] = plan.rollback.sentence
+    log.info("decided", **fields)
+
+
+def _plan_id(record: JobRecord) -> str:
+    return record.plan.id if record.plan else ""
