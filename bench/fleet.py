@@ -21,11 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from redis import Redis
 
 from bench.fleet_hosts import SPARE, jobs_of, record, status
@@ -33,11 +34,14 @@ from bench.hosts import NONE, TICKS_S, Daemon, Lab, cpu_s, memory, running
 from bench.measure import Report, each, options
 from tmd import embedded
 from tmd.config import store_key
+from tmd.core.planning.migration import is_live
+from tmd.core.values.errors import Conflict
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore
 from tmd.lifeline import die_with_parent
 
+Undo = Callable[[], Awaitable[None]]
 SIZES = (100, 1_000, 10_000)
 PER_JOB = 50
 SECRET = b"only-for-this-benchmark"
@@ -83,13 +87,11 @@ async def in_cluster(
             await store.put_job(record(job), expected=0)
         with load(lab.redis, name, key, hosts) as speaking, running(lab, name, NONE) as daemon:
             await led(store)
-            assert speaking.stdin is not None
-            speaking.stdin.write(b"\n")
-            speaking.stdin.flush()
+            order(speaking)
             await asyncio.sleep(SETTLE_S)
             shares = await idle(daemon, redis_pid, args.seconds)
             jobs = range(min(2 * args.events, hosts // PER_JOB))
-            losses = await times(store, jobs[::2], partial(lose, store))
+            losses = await times(store, jobs[::2], partial(lose, store, speaking))
             drains = await times(store, jobs[1::2], partial(drain, store))
             found = {**shares, "leader_mb": memory(daemon)["rss_mb"]}
             said = json.loads(speaking.communicate(timeout=PATIENCE_S)[0])
@@ -148,7 +150,7 @@ def ticks(pid: int) -> float:
 
 
 async def times(
-    store: RedisStore, jobs: Iterable[int], act: Callable[[int], Awaitable[None]]
+    store: RedisStore, jobs: Iterable[int], act: Callable[[int], Awaitable[Undo]]
 ) -> list[float]:
     """Seconds from an event in each of ``jobs`` to the job's next revision, at random moments."""
     found = []
@@ -156,25 +158,57 @@ async def times(
         for job in jobs:
             await asyncio.sleep(random.uniform(0.5, 1.5))
             began = time.perf_counter()
-            await act(job)
+            undo = await act(job)
             async with asyncio.timeout(PATIENCE_S):
                 async for wake in wakes:
                     if wake.topic is Topic.JOBS and wake.about == f"job-{job}":
                         break
             found.append(time.perf_counter() - began)
+            await undo()
+            await end_plan(store, f"job-{job}")
     return found
 
 
-async def lose(store: RedisStore, job: int) -> None:
+async def end_plan(store: RedisStore, job: str) -> None:
+    """Nobody carries the plan out, and a cluster in which all jobs are about to move is not meant
+    here."""
+    while True:
+        (found,) = (await store.jobs_named([job])).records
+        if not is_live(found.plan):
+            return
+        ended = structs.replace(found, plan=None, revision=found.revision + 1)
+        with suppress(Conflict):
+            await store.put_job(ended, expected=found.revision)
+
+
+def order(speaking: subprocess.Popen[bytes], *words: int) -> None:
+    assert speaking.stdin is not None
+    speaking.stdin.write(" ".join(map(str, words)).encode() + b"\n")
+    speaking.stdin.flush()
+
+
+async def lose(store: RedisStore, speaking: subprocess.Popen[bytes], job: int) -> Undo:
     """The launcher of a host sees the end of a worker."""
     concerned = jobs_of((job + 1) * PER_JOB, PER_JOB)[job]
     host = random.randrange(PER_JOB - SPARE)
+
+    async def undo() -> None:
+        order(speaking, job, host, 0)
+        await store.put_host(status(concerned, host, 7), ttl_s=3.0, wake=True)
+
+    order(speaking, job, host, 1)
     await store.put_host(status(concerned, host, 7, dead=True), ttl_s=3.0, wake=True)
+    return undo
 
 
-async def drain(store: RedisStore, job: int) -> None:
+async def drain(store: RedisStore, job: int) -> Undo:
     host = f"host-{job}-{random.randrange(PER_JOB - SPARE)}"
+
+    async def undo() -> None:
+        await store.undrain(host)
+
     await store.drain(DrainRequest(host, f"drain-{job}", by="bench"))
+    return undo
 
 
 def p99(seconds: list[float]) -> float:

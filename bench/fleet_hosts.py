@@ -107,11 +107,14 @@ class Wire:
         names = [self.prefix + key for key in keys]
         return self.command("EVAL", text, len(names), *names, self.prefix, *words)
 
-    def heartbeat(self, job: Job, number: int, step: int) -> bytes:
+    def heartbeat(self, status: HostStatus) -> bytes:
         """Nothing of it is urgent."""
-        host = job.hosts[number]
-        value = self._codec.sealed(status(job, number, step))
+        host, value = status.host, self._codec.sealed(status)
         return self.script(lua.PUT_HOST, [f"host:{host}", "hosts"], host, value, TTL_MS, 0)
+
+    def subscribe(self, job: Job, number: int) -> bytes:
+        listener = HostStatus(job.hosts[number], "i").listener
+        return self.command("SUBSCRIBE", self.prefix + "wake", f"{self.prefix}wake:{listener}")
 
     def own_record(self, job: str, mark: bytes) -> bytes:
         """The read of its job's record, of which the host has that with ``mark``."""
@@ -122,7 +125,9 @@ class Wire:
         return self.script(lua.JOBS, ["jobs"], *known)
 
     def lease(self, host: str) -> bytes:
-        return self.script(lua.ACQUIRE, ["leader", "epoch"], f"{host}#i", 9000, 0)
+        return self.script(
+            lua.ACQUIRE, ["leader", "epoch"], HostStatus(host, "i").listener, 9000, 0
+        )
 
     def requests(self) -> bytes:
         return self.script(lua.FIELDS, ["healthy"])

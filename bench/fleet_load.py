@@ -1,8 +1,9 @@
 """A process that speaks to Redis for all made-up hosts, each at its own moment of the second.
 
 ``python -m bench.fleet_load URL CLUSTER KEY HOSTS PER_JOB``. After a line on stdin they ask for the
-lease, too, which somebody else must hold. The end of stdin ends it, and it prints what it has sent
-and how late it was.
+lease, too, which somebody else must hold. A line with the numbers of a job and of one of its hosts,
+and 1 or 0, says that a worker there has ended, or lives again, which the host reports from then on.
+The end of stdin ends it, and it prints what it has sent and how late it was.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from bench.fleet_hosts import Wire, jobs_of
+from bench.fleet_hosts import Wire, jobs_of, status
 
 SLICES = 50
 """Of a second, in each of which a part of the hosts speaks."""
@@ -44,7 +45,7 @@ class Fleet:
         for job in self.jobs:
             self.learn(job.name)
         self.beats = [
-            [self.wire.heartbeat(job, number, step) for step in (5, 6)]
+            [self.wire.heartbeat(status(job, number, step)) for step in (5, 6)]
             for job, number in self.hosts
         ]
         """Two steps, in turn: no status is that of the second before."""
@@ -56,6 +57,12 @@ class Fleet:
         self.marks[job] = b" ".join(parts)
         self.reads[job] = self.wire.own_record(job, self.marks[job])
         self.all = self.wire.all_records(self.marks)
+
+    def report(self, job: int, number: int, *, dead: bool) -> None:
+        """From now on this host says that its first worker is ``dead``, or lives again."""
+        place, steps = job * self.per_job + number, (7, 7) if dead else (5, 6)
+        said = (status(self.jobs[job], number, step, dead=dead) for step in steps)
+        self.beats[place] = [self.wire.heartbeat(each) for each in said]
 
     def said(self, place: int, second: int) -> Iterator[bytes]:
         """What host number ``place`` sends in this second."""
@@ -99,13 +106,11 @@ class Fleet:
 
     async def listen(self) -> None:
         """One subscription for each host, as its daemon has, which only counts."""
-        subscribe = self.wire.command("SUBSCRIBE", self.wire.prefix + "wake")
         for first in range(0, len(self.hosts), LISTENERS_AT_ONCE):
-            count = min(LISTENERS_AT_ONCE, len(self.hosts) - first)
-            for reader, writer in await asyncio.gather(
-                *(asyncio.open_unix_connection(self.path) for _ in range(count))
-            ):
-                writer.write(subscribe)
+            some = self.hosts[first : first + LISTENERS_AT_ONCE]
+            lanes = await asyncio.gather(*(asyncio.open_unix_connection(self.path) for _ in some))
+            for (job, number), (reader, writer) in zip(some, lanes, strict=True):
+                writer.write(self.wire.subscribe(job, number))
                 self.ears.append(asyncio.create_task(self.hear(reader, writer)))
 
     async def hear(self, reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -117,7 +122,7 @@ class Fleet:
         reader, lane = await asyncio.open_unix_connection(self.path)
         drains = asyncio.create_task(self.drain(reader))
         async with AsyncRedis.from_url(url).pubsub(ignore_subscribe_messages=True) as pubsub:
-            await pubsub.subscribe(self.wire.prefix + "wake")
+            await pubsub.subscribe(self.wire.prefix + "wake:observers")
             async for message in pubsub.listen():
                 topic, _, name = message["data"].decode().partition(" ")
                 if topic == "jobs" and name in self.reads:
@@ -129,12 +134,19 @@ class Fleet:
     async def run(self, url: str) -> None:
         stop = asyncio.Event()
 
-        def heard() -> None:
-            self.is_led = bool(sys.stdin.readline())
-            if not self.is_led:
-                stop.set()
+        async def hear() -> None:
+            while line := await orders.readline():
+                self.is_led = True
+                if line != b"\n":
+                    job, number, dead = map(int, line.split())
+                    self.report(job, number, dead=bool(dead))
+            stop.set()
 
-        asyncio.get_running_loop().add_reader(sys.stdin, heard)
+        orders = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
+        )
+        hearing = asyncio.create_task(hear())
         self.ears: list[asyncio.Task[None]] = []
         await self.listen()
         follower = asyncio.create_task(self.follow(url))
@@ -143,6 +155,7 @@ class Fleet:
         await self.speak(stop)
         seconds = time.monotonic() - began
         follower.cancel()
+        await hearing
         print(
             json.dumps(
                 {
