@@ -1,11 +1,15 @@
 """How the control plane grows: one Redis and one leader, with more and more hosts.
 
-The leader is a real daemon. The other hosts are made up (``bench.fleet_hosts``): a process sends to
-Redis what their daemons would, as often as they would, and has a subscription for each. Each host
-has eight workers; jobs have fifty hosts, two of them with standbys.
+The leader, and the host that would lead after it, are real daemons. The other hosts are made up
+(``bench.fleet_hosts``): a process sends to Redis what their daemons would, as often as they would,
+and has a subscription for each. Each host has eight workers; jobs have fifty hosts, two of them
+with standbys.
 
-``loss``: from the report of a worker's end, or ``drain``: from the request, until the leader has
-stored the plan. The made-up workers carry nothing out.
+``start``: from the first heartbeat until all jobs are formed. ``loss``: from the report of a
+worker's end, or ``drain``: from the request, until the leader has stored the plan; the made-up
+workers carry nothing out. ``leader_loss``: the same for a worker that is lost right after the
+leader was killed. ``emptied``: from the end of a Redis that has lost everything until all jobs are
+in it again.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from typing import Any
 from msgspec import structs
 from redis import Redis
 
-from bench.fleet_hosts import SPARE, jobs_of, record, status
+from bench.fleet_hosts import SPARE, jobs_of, status
 from bench.hosts import NONE, TICKS_S, Daemon, Lab, cpu_s, memory, running
 from bench.measure import Report, each, options
 from tmd import embedded
@@ -47,7 +51,7 @@ PER_JOB = 50
 SECRET = b"only-for-this-benchmark"
 PATIENCE_S = 120.0
 LOOK_S = 0.1
-SETTLE_S = 15.0
+SETTLE_S = 10.0
 """The leader first assigns the rehearsals of all jobs."""
 CLIENTS = 3
 """Connections of a host to Redis."""
@@ -63,6 +67,9 @@ ROWS = {
     "loss_p99_s": ("  p99", ""),
     "drain_s": ("a drain to the plan", "median"),
     "drain_p99_s": ("  p99", ""),
+    "start_s": ("first heartbeats to all jobs formed", "the leader starts with them"),
+    "leader_loss_s": ("  a worker's end, the leader's before it", "one a run"),
+    "emptied_s": ("Redis emptied to all jobs back", "one a run"),
     "late_s": ("how late the load was", "more than 1 s: these hosts were too much for the machine"),
 }
 
@@ -83,17 +90,24 @@ async def in_cluster(
     key = store_key(SECRET, name)
     store = RedisStore(lab.redis, name, key, timeout_s=20.0)
     try:
-        for job in jobs_of(hosts, PER_JOB):
-            await store.put_job(record(job), expected=0)
-        with load(lab.redis, name, key, hosts) as speaking, running(lab, name, NONE) as daemon:
-            await led(store)
+        with (
+            load(lab.redis, name, key, hosts) as speaking,
+            running(lab, name, NONE) as daemon,
+        ):
+            began = time.perf_counter()
+            await led(store, "host-1")
+            await formed(store, hosts // PER_JOB)
+            start_s = time.perf_counter() - began
             order(speaking)
             await asyncio.sleep(SETTLE_S)
             shares = await idle(daemon, redis_pid, args.seconds)
             jobs = range(min(2 * args.events, hosts // PER_JOB))
             losses = await times(store, jobs[::2], partial(lose, store, speaking))
             drains = await times(store, jobs[1::2], partial(drain, store))
-            found = {**shares, "leader_mb": memory(daemon)["rss_mb"]}
+            found = {**shares, "leader_mb": memory(daemon)["rss_mb"], "start_s": start_s}
+            with running(lab, name, NONE, folder=f"{name}-2", TMD_HOST__NAME="host-2"):
+                found["leader_loss_s"] = await survived(store, speaking, daemon)
+                found["emptied_s"] = await emptied(store, lab.redis, hosts // PER_JOB)
             said = json.loads(speaking.communicate(timeout=PATIENCE_S)[0])
     finally:
         await store.close()
@@ -124,13 +138,49 @@ def load(url: str, name: str, key: bytes, hosts: int) -> Iterator[subprocess.Pop
         process.wait()
 
 
-async def led(store: RedisStore) -> None:
-    """Wait until the daemon leads."""
+async def led(store: RedisStore, host: str) -> None:
+    """Wait until the daemon of ``host`` leads."""
+    await comes(lambda: _leads(store, host), f"{host} does not lead")
+
+
+async def _leads(store: RedisStore, host: str) -> bool:
+    return (await store.leader()).startswith(f"{host}#")
+
+
+async def formed(store: RedisStore, jobs: int) -> None:
+    """Wait until all ``jobs`` have a record."""
+
+    async def are_there() -> bool:
+        return len((await store.jobs()).records) == jobs
+
+    await comes(are_there, "not all jobs have a record")
+
+
+async def comes(condition: Callable[[], Awaitable[bool]], otherwise: str) -> None:
     for _ in range(round(PATIENCE_S / LOOK_S)):
-        if (await store.leader()).startswith("host-1#"):
+        if await condition():
             return
         await asyncio.sleep(LOOK_S)
-    raise TimeoutError("the daemon does not lead")
+    raise TimeoutError(otherwise)
+
+
+async def survived(store: RedisStore, speaking: subprocess.Popen[bytes], leader: Daemon) -> float:
+    """Seconds from a loss to its plan, if the ``leader`` has just been killed."""
+
+    async def act(job: int) -> Undo:
+        leader.process.kill()
+        return await lose(store, speaking, job)
+
+    (seconds,) = await times(store, [0], act)
+    return seconds
+
+
+async def emptied(store: RedisStore, url: str, jobs: int) -> float:
+    """Seconds until all ``jobs`` are in an empty Redis again."""
+    Redis.from_url(url).flushall()
+    began = time.perf_counter()
+    await formed(store, jobs)
+    return time.perf_counter() - began
 
 
 async def idle(daemon: Daemon, redis_pid: int, seconds: float) -> dict[str, float]:
@@ -229,10 +279,10 @@ def tell(report: Report, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
 
 
 def main() -> int:
-    parser = options("fleet", __doc__, repeats=3)
+    parser = options("fleet", __doc__, repeats=5)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="HOSTS")
-    parser.add_argument("--events", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--events", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=10.0)
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.sizes, args.events, args.seconds = 1, [2 * PER_JOB], 1, 2.0

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
 from tmd.core.values.model import (
     Activity,
     Exit,
     HostStatus,
-    JobRecord,
-    JobState,
-    Member,
-    Membership,
     WorkerStatus,
 )
 from tmd.daemon import lua
@@ -39,9 +37,9 @@ class Job(NamedTuple):
 
 
 def jobs_of(hosts: int, per_job: int) -> list[Job]:
-    """``hosts`` hosts in jobs of ``per_job``."""
+    """``hosts`` hosts in jobs of ``per_job``, in the order of their names."""
     return [
-        Job(f"job-{j}", tuple(f"host-{j}-{h}" for h in range(per_job)))
+        Job(f"job-{j}", tuple(f"host-{j}-{h:02}" for h in range(per_job)))
         for j in range(hosts // per_job)
     ]
 
@@ -50,11 +48,18 @@ def worker(job: Job, host: str, place: int) -> str:
     return f"{host}/{job.name}/{place}.a"
 
 
-def status(job: Job, number: int, step: int, *, dead: bool = False) -> HostStatus:
-    """What the daemon of the job's host ``number`` reports in ``step``.
+def starting(job: Job, number: int) -> HostStatus:
+    """What the daemon of the job's host ``number`` reports before the job is formed."""
+    trains = status(job, number, 0)
+    workers = tuple(
+        structs.replace(w, activity=Activity.STARTING, rank=None, epoch=0, loss=None)
+        for w in trains.workers
+    )
+    return structs.replace(trains, workers=workers)
 
-    ``dead``: its first worker has just been killed.
-    """
+
+def status(job: Job, number: int, step: int, *, dead: bool = False) -> HostStatus:
+    """What it reports in ``step``. ``dead``: its first worker has just been killed."""
     host, spare = job.hosts[number], number >= len(job.hosts) - SPARE
     workers = tuple(
         WorkerStatus(
@@ -77,18 +82,6 @@ def status(job: Job, number: int, step: int, *, dead: bool = False) -> HostStatu
     )
     ended = (Exit(workers[0].worker, job.name, -9, at=float(step)),) if dead else ()
     return HostStatus(host, "i", spare, workers[1:] if dead else workers, ended, at=float(step))
-
-
-def record(job: Job) -> JobRecord:
-    """Of the job at work, its ranks in the order of its hosts."""
-    members = tuple(
-        Member(worker(job, host, place), host, f"10.0.0.1:{place}")
-        for host in job.hosts[:-SPARE]
-        for place in range(WORKERS)
-    )
-    return JobRecord(
-        job.name, job.ranks, JobState.RUNNING, Membership(1, members), proposed=1, revision=1
-    )
 
 
 class Wire:

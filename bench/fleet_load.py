@@ -1,9 +1,10 @@
 """A process that speaks to Redis for all made-up hosts, each at its own moment of the second.
 
-``python -m bench.fleet_load URL CLUSTER KEY HOSTS PER_JOB``. After a line on stdin they ask for the
-lease, too, which somebody else must hold. A line with the numbers of a job and of one of its hosts,
-and 1 or 0, says that a worker there has ended, or lives again, which the host reports from then on.
-The end of stdin ends it, and it prints what it has sent and how late it was.
+``python -m bench.fleet_load URL CLUSTER KEY HOSTS PER_JOB``. Their workers start until an empty
+line on stdin says that all jobs are formed, which somebody else must do. Then they train. A line
+with the numbers of a job and of one of its hosts, and 1 or 0, says that a worker there has ended,
+or lives again, which the host reports from then on. The end of stdin ends it, and it prints what it
+has sent and how late it was.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from bench.fleet_hosts import Wire, jobs_of, status
+from bench.fleet_hosts import Wire, jobs_of, starting, status
 
 SLICES = 50
 """Of a second, in each of which a part of the hosts speaks."""
@@ -45,16 +46,22 @@ class Fleet:
         for job in self.jobs:
             self.learn(job.name)
         self.beats = [
+            [self.wire.heartbeat(starting(job, number))] * 2 for job, number in self.hosts
+        ]
+
+    def train(self) -> None:
+        """Two steps, in turn: no status is that of the second before."""
+        self.is_led = True
+        self.beats = [
             [self.wire.heartbeat(status(job, number, step)) for step in (5, 6)]
             for job, number in self.hosts
         ]
-        """Two steps, in turn: no status is that of the second before."""
 
     def learn(self, job: str) -> None:
         """What its hosts send once they have read the job's record."""
         place = f"{self.wire.prefix}job:{job}"
         parts: Any = self.redis.hmget(place, ["revision", "fence", "seal"])
-        self.marks[job] = b" ".join(parts)
+        self.marks[job] = b" ".join(part or b"" for part in parts)
         self.reads[job] = self.wire.own_record(job, self.marks[job])
         self.all = self.wire.all_records(self.marks)
 
@@ -136,8 +143,9 @@ class Fleet:
 
         async def hear() -> None:
             while line := await orders.readline():
-                self.is_led = True
-                if line != b"\n":
+                if line == b"\n":
+                    self.train()
+                else:
                     job, number, dead = map(int, line.split())
                     self.report(job, number, dead=bool(dead))
             stop.set()

@@ -121,17 +121,20 @@ def _ports(tree: Tree) -> None:
 
 
 @contextlib.contextmanager
-def running(lab: Lab, name: str, more: str, **environment: str) -> Iterator[Daemon]:
-    """A daemon with the sections ``more`` besides the common ones, until the end of the context.
+def running(
+    lab: Lab, name: str, more: str, *, folder: str = "", **environment: str
+) -> Iterator[Daemon]:
+    """A daemon of the cluster ``name`` with the sections ``more`` besides the common ones, until
+    the end of the context. ``folder``: of its files, if it is not the only daemon of the cluster.
 
     Raises:
         RuntimeError: it ended by itself.
         TimeoutError: nobody could connect.
     """
-    folder = lab.folder / name
-    folder.mkdir()
-    config, log = folder / "tmd.toml", folder / "log"
-    text = CONFIG.format(name=name, redis=lab.redis, folder=folder)
+    place = lab.folder / (folder or name)
+    place.mkdir()
+    config, log = place / "tmd.toml", place / "log"
+    text = CONFIG.format(name=name, redis=lab.redis, folder=place)
     config.touch(mode=0o600)  # it holds the secret
     config.write_text(text + more.format(tree=lab.folder / "tree"))
     with log.open("ab") as output:
@@ -146,9 +149,9 @@ def running(lab: Lab, name: str, more: str, **environment: str) -> Iterator[Daem
             preexec_fn=die_with_parent,
         )
     try:
-        _await_socket(process, folder / "tmd.sock", log)
+        _await_socket(process, place / "tmd.sock", log)
         seconds = time.perf_counter() - started
-        yield Daemon(name, process, folder / "tmd.sock", log, seconds)
+        yield Daemon(name, process, place / "tmd.sock", log, seconds)
     finally:
         process.terminate()
         try:

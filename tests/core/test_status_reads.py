@@ -29,9 +29,11 @@ def cluster(*others: HostStatus, record: JobRecord | None = None) -> ClusterView
     return ClusterView(hosts=(*others, *idle), jobs=() if record is None else (record,))
 
 
-def read_meanwhile(view: ClusterView, *urgent: str) -> frozenset[str] | None:
+def read_meanwhile(view: ClusterView, *urgent: str) -> set[str]:
     """The hosts that are read before the next ones are due."""
-    return next_reads(view, urgent, "", EVERY_S / 2).hosts
+    found = next_reads(view, urgent, "", EVERY_S / 2).hosts
+    assert found is not None
+    return set(found)
 
 
 def test_a_small_cluster_is_read_as_a_whole() -> None:
