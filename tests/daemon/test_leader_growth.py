@@ -22,7 +22,15 @@ from tmd.core.planning.election import Lease
 from tmd.core.planning.status_reads import AT_ONCE, EVERY_S
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits, ShadowGoals
-from tmd.core.values.model import Activity, ClusterView, HostStatus, JobRecord, Member, Membership
+from tmd.core.values.model import (
+    Activity,
+    ClusterView,
+    Exit,
+    HostStatus,
+    JobRecord,
+    Member,
+    Membership,
+)
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.deciding import Decider
@@ -127,6 +135,11 @@ async def test_a_turn_looks_at_a_host_as_often_with_many_jobs_as_with_few(tmp_pa
     assert await most_reads(tmp_path, jobs=24) == await most_reads(tmp_path, jobs=3)
 
 
+def told_of(job: str) -> HostStatus:
+    """A host without workers of ``job`` that says how one of them ended."""
+    return HostStatus("elsewhere", "i", exits=(Exit("gone", job, -9, at=1.0),))
+
+
 @pytest.mark.looptime
 async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadline() -> None:
     decider, name = Decider(LIMITS, ShadowGoals()), "job0"
@@ -144,6 +157,8 @@ async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadli
     assert not looks(structs.replace(before, breaker=Breaker(open=True)))
     assert looks(silent)
     assert not looks(silent)
+    assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
+    assert looks(structs.replace(silent, hosts=(*silent.hosts, told_of(name))))
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
     await asyncio.sleep(first + 0.1)
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))

@@ -34,7 +34,8 @@ class Grounds(NamedTuple):
     record: JobRecord | None
     hosts: tuple[HostStatus | None, ...]
     """Of its workers and of its record; ``None`` for a silent one."""
-    cluster: tuple[object, ...]
+    rest: tuple[object, ...]
+    """Requests, and what any host reports of its end or fault."""
     verdicts: Sequence[Verdict]
 
     def same(self, other: Grounds) -> bool:
@@ -43,7 +44,7 @@ class Grounds(NamedTuple):
             self.record is other.record
             and len(self.hosts) == len(other.hosts)
             and all(map(is_, self.hosts, other.hosts))
-            and self.cluster == other.cluster
+            and self.rest == other.rest
             and self.verdicts == other.verdicts
         )
 
@@ -55,8 +56,8 @@ def grounds(
     if record is not None:
         names |= dict.fromkeys(member.host for member in record.parties)
     hosts = tuple(map(view.host, names))
-    cluster = (view.drains, view.rehearsals, view.unread, view.paused)
-    return Grounds(record, hosts, cluster, verdicts)
+    requests = view.drains, view.rehearsals, view.unread, view.paused
+    return Grounds(record, hosts, (*requests, view.exits(job), view.findings(job)), verdicts)
 
 
 class Settled(NamedTuple):
