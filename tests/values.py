@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from tmd.core.planning.failover import archived
 from tmd.core.values.model import (
     Alert,
     JobRecord,
@@ -69,6 +70,16 @@ def failover(record, *dead):
         reason="silent",
         dead=dead,
     )
+
+
+def large(ranks, *, plans):
+    """The record of a job of ``ranks`` that has lost one ``plans`` times."""
+    found = record(*(f"h{n}" for n in range(ranks)))
+    for number in range(plans):
+        lost = failover(found, worker(f"h{number}"))
+        named = structs.replace(lost, id=f"job-{number}", witnesses=found.membership.members)
+        found = archived(found, named)
+    return found
 
 
 def alert(**changes):

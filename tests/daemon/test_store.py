@@ -13,6 +13,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from tests import values
 from tmd.core.alerts.notices import Announced
 from tmd.core.planning.election import Denied, Granted
+from tmd.core.planning.failover import HISTORY
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import (
@@ -321,6 +322,14 @@ async def test_announcements_are_stored(store):
 
     assert before is None
     assert await store.announced() == Announced(cursor="1-0", alerts=("a",), migrations=("b",))
+
+
+async def test_the_record_of_a_large_job_is_read_with_its_whole_history(store):
+    """Redis returns no value beyond a limit, and a record that is not returned stops decisions."""
+    stored = values.large(16_384, plans=HISTORY)
+    await store.put_job(stored, expected=0)
+
+    assert (await store.jobs()).records == (stored,)
 
 
 async def test_changes_wake_the_others(clients, record):

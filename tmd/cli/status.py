@@ -142,7 +142,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
         yield cell(f"  {record.detail}")
     yield from _protection(view, record)
     plans = list(record.history[-HISTORY_SHOWN:])
-    if record.plan is not None and record.plan not in plans:
+    if record.plan is not None and record.plan.id not in {plan.id for plan in plans}:
         plans.append(record.plan)
     if plans:
         yield _plans(plans)

@@ -24,6 +24,7 @@ from tmd.core.values.model import (
     JobState,
     Mark,
     Member,
+    Membership,
     MigrationPlan,
     Move,
     Phase,
@@ -31,6 +32,8 @@ from tmd.core.values.model import (
     WorkerStatus,
 )
 
+HISTORY = 50
+"""Plans that a record keeps."""
 HOLDER_OFFSETS = (1, 2)
 """Ranks ``r + 1`` and ``r + 2`` store copies of the rank-local state of rank ``r``."""
 
@@ -79,8 +82,17 @@ def open_failover(
 
 
 def archived(record: JobRecord, plan: MigrationPlan) -> JobRecord:
-    """``record`` with the final ``plan`` in its history."""
-    return structs.replace(record, plan=plan, history=(*record.history, plan)[-50:])
+    """``record`` with the final ``plan`` in its history, which has of memberships the epoch alone.
+
+    Those of 16,384 ranks have a megabyte each, and all hosts of a job read its record.
+    """
+    kept = structs.replace(
+        plan,
+        old=Membership(plan.old.epoch, ()),
+        new=Membership(plan.new.epoch, ()),
+        witnesses=(),
+    )
+    return structs.replace(record, plan=plan, history=(*record.history, kept)[-HISTORY:])
 
 
 def reopened(

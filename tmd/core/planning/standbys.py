@@ -272,7 +272,7 @@ def refused_here(record: JobRecord, host: str) -> set[str]:
         worker
         for plan in record.history
         if plan.phase is Phase.ABORTED
-        and plan.old == record.membership
+        and plan.old.epoch == record.membership.epoch
         and any(move.leaver.host == host for move in plan.moves)
         for worker in plan.rejected
     }
