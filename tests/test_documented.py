@@ -278,6 +278,12 @@ def test_every_figure_of_the_readme_is_measured() -> None:
     assert set(re.findall(r"-?[\d.]+ s\b", shown[1])) - medians == set()
 
 
+def test_no_page_has_the_marks_of_a_merge_that_is_not_resolved() -> None:
+    marks = re.compile(r"^(?:<{7} |={7}$|>{7} )", re.M)
+
+    assert [name for name, text in WRITTEN.items() if marks.search(text)] == []
+
+
 def test_the_readme_is_short() -> None:
     """What is worth more words has a page."""
     assert len(README.splitlines()) <= 200
