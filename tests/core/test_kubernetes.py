@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from tests.values import alert, member, plan, record
-from tmd.core.planning.kubernetes import Changes, Condition, Node, Order, Rules, changes
+from tmd.core.planning.kubernetes import Changes, Condition, Node, NodeDrain, Rules, changes
 from tmd.core.planning.scheduler_drains import observed
 from tmd.core.values.model import (
     ClusterView,
@@ -27,8 +27,9 @@ BAN = alert(code="host.banned", severity=Severity.WARNING, message="came back")
 WELL = Condition("True", "NoFinding", "tmd holds the host fit for ranks", "t0")
 BAD = Condition("False", "NvmlEcc", f"nvml.ecc: row bad ({RUNBOOK})", "t0")
 SILENT = Condition("Unknown", "NoHeartbeat", "the daemon of tmd on this node is silent", "t0")
-ASKED = Order("nvsentinel", "d1", "n1", "XID 79")
-OURS = DrainRequest("n1", "r", by="kubernetes: node n1 is cordoned", reserve=True)
+ASKED = NodeDrain("nvsentinel", "d1", "n1", "XID 79")
+OURS = DrainRequest("n1", "r", by="kubernetes: DrainRequest d1: XID 79")
+RESERVED = DrainRequest("n1", "r", by="kubernetes: node n1 is cordoned", reserve=True)
 
 
 def host(name, *alerts):
@@ -39,11 +40,11 @@ def view(*hosts, **parts):
     return ClusterView(hosts=hosts, **parts)
 
 
-def agreed(view, nodes, orders=(), *, now=5000.0, rules=RULES):
+def agreed(view, nodes, asked=(), *, now=5000.0, rules=RULES):
     """The changes, for hosts that have been seen as they are for a long time. Nodes are well,
     unless a test says otherwise."""
     known = observed({}, view, {}, 0.0)
-    return changes(view, nodes, orders, records=known, now=now, rules=rules)
+    return changes(view, nodes, asked, records=known, now=now, rules=rules)
 
 
 def node(name, *, condition=WELL, **parts):
@@ -54,26 +55,29 @@ def node(name, *, condition=WELL, **parts):
 
 CORDONED = "kubernetes: node n1 is cordoned"
 REQUESTED = "kubernetes: DrainRequest d1: XID 79"
+UNNAMED = "kubernetes: DrainRequest d1"
 
 
 @pytest.mark.parametrize(
-    ("cordoned", "orders", "drain"),
+    ("cordoned", "asked", "drain"),
     [
         (False, (), None),
         (True, (), CORDONED),
         (False, (ASKED,), REQUESTED),
         (True, (ASKED,), REQUESTED),
-        (False, (structs.replace(ASKED, reason=""),), "kubernetes: DrainRequest d1"),
+        (False, (structs.replace(ASKED, reason=""),), UNNAMED),
         (False, (structs.replace(ASKED, name="d2"), ASKED), REQUESTED),
         (False, (structs.replace(ASKED, complete=True),), REQUESTED),
         (False, (structs.replace(ASKED, node="other"),), None),
     ],
 )
-def test_a_cordon_or_a_drain_request_drains_the_host(cordoned, orders, drain):
-    """With the reason; a DrainRequest that is complete stands until it is deleted."""
-    found = agreed(view(host("n1")), [node("n1", cordoned=cordoned)], orders)
+def test_a_cordon_or_a_drain_request_drains_the_host(cordoned, asked, drain):
+    """With the reason; a DrainRequest that is complete stands until it is deleted. For it, and not
+    for a cordon, the host gets no rank at all: somebody waits to take it away."""
+    found = agreed(view(host("n1")), [node("n1", cordoned=cordoned)], asked)
 
     assert found.drain == (() if drain is None else (("n1", drain),))
+    assert found.barred == ({"n1"} if drain in (REQUESTED, UNNAMED) else set())
 
 
 @pytest.mark.parametrize("cordoned", [False, True])
@@ -94,6 +98,30 @@ def test_a_drain_goes_on_while_one_of_two_causes_is_left():
 
     assert agreed(there, [node("n1", cordoned=True)]).undrain == ()
     assert agreed(there, [node("n1")], (structs.replace(ASKED, complete=True),)).undrain == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "barred"),
+    [
+        (RESERVED, (ASKED,), True),
+        (RESERVED, (), False),
+        (OURS, (ASKED,), False),
+        (OURS, (), False),
+        (structs.replace(RESERVED, by="ann"), (ASKED,), False),
+        (structs.replace(RESERVED, leave=True), (ASKED,), False),
+    ],
+    ids=["reserve", "a cordon alone", "barred", "served", "of another", "leaves"],
+)
+def test_a_drain_that_only_holds_a_host_in_reserve_is_replaced_for_a_drain_request(
+    before, asked, barred
+):
+    """Its host could get a rank again after a loss. That of another is left alone; one that bars
+    stays until the node is uncordoned."""
+    there = view(host("n1"), drains=(before,))
+    found = agreed(there, [node("n1", cordoned=True)], asked)
+
+    assert found.drain == ((("n1", REQUESTED),) if barred else ())
+    assert (found.barred, found.undrain) == ({"n1"} if barred else set(), ())
 
 
 def test_a_node_without_tmd_is_left_alone():
@@ -142,14 +170,40 @@ def test_where_room_is_short_a_drain_request_comes_before_a_cordon():
         (view(drains=(OURS,)), ("n1",), 0),
         (view(host("n1"), drains=(OURS,)), (), 1),
         (view(drains=(OURS,), jobs=(record("n1"),)), (), 1),
+        (view(drains=(OURS,), unread=("n1",)), (), 1),
     ],
-    ids=["gone", "alive", "holds a rank"],
+    ids=["gone", "alive", "holds a rank", "of a later release"],
 )
 def test_the_request_of_a_deleted_node_goes_with_its_host(there, undrain, problems):
     """One whose daemon still runs, or that holds a rank, is not given back: that is said."""
     found = agreed(there, [])
 
     assert (found.undrain, len(found.problems)) == (undrain, problems)
+
+
+@pytest.mark.parametrize("hosts", [(), (host("n1"),)], ids=["silent", "alive"])
+@pytest.mark.parametrize("cordoned", [False, True])
+def test_a_node_that_is_not_selected_is_left_alone_with_its_drain(hosts, cordoned):
+    """It is there: another operator may look after it. Neither is it drained, marked or completed;
+    of a DrainRequest for it that is said."""
+    other = node("n1", cordoned=cordoned, selected=False, condition=None)
+    there = view(*hosts, drains=(OURS,))
+
+    assert agreed(there, [other]) == Changes()
+    assert agreed(view(*hosts), [other], (ASKED,)).drain == ()
+    assert agreed(there, [other], (ASKED,)) == Changes(
+        problems=(
+            "DrainRequest nvsentinel/d1 is left alone: node n1 lacks the labels of --selector",
+        )
+    )
+
+
+def test_the_drain_of_a_node_that_two_claim_is_not_withdrawn():
+    """Though its host is silent: there are nodes for it."""
+    there = view(drains=(OURS,))
+    found = agreed(there, [node("n1"), node("n2", host="n1")])
+
+    assert (found.undrain, len(found.problems)) == ((), 1)
 
 
 # --- a DrainRequest is complete -------------------------------------------------------------------
@@ -165,6 +219,8 @@ LIVE = plan(Membership(2, (member("n1"),)), phase=Phase.SWITCH)
         ({"drains": (DrainRequest("n1", "r", leave=True),)}, True),
         ({"drains": ()}, False),
         ({"drains": (DrainRequest("n1", "r", soft=True),)}, False),
+        ({"drains": (RESERVED,)}, False),
+        ({"drains": (DrainRequest("n1", "r", reserve=True, leave=True),)}, True),
         ({"drains": (OURS,), "jobs": (record("n2"),)}, True),
         ({"drains": (OURS,), "jobs": (record("n1"),)}, False),
         ({"drains": (OURS,), "jobs": (record("n1", state=JobState.FINISHED),)}, True),
@@ -176,15 +232,42 @@ LIVE = plan(Membership(2, (member("n1"),)), phase=Phase.SWITCH)
             },
             True,
         ),
-        ({"drains": (OURS,), "unread": ("n9",)}, False),
-        ({"drains": (OURS,), "unread_jobs": ("j",)}, False),
+        ({"drains": (OURS,), "unread": ("n9",)}, True),
+        ({"drains": (OURS,), "unread_jobs": ("other",)}, True),
     ],
 )
 def test_a_drain_request_is_complete_when_no_rank_is_or_comes_there(parts, complete):
-    """A request that keeps ranks away must stand, and everything must be readable."""
+    """A request that keeps ranks away also after a loss must stand."""
     found = agreed(view(host("n1"), **parts), [node("n1")], (ASKED,))
 
-    assert found.complete == (((ASKED, "host n1 holds no rank"),) if complete else ())
+    assert found.complete == (((ASKED, "host n1 holds no rank and gets none"),) if complete else ())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "parts", "names"),
+    [
+        (("n1",), {"unread": ("n9",)}, ""),
+        ((), {"unread": ("n1",)}, "n1"),
+        (("n1",), {"unread_jobs": ("other",)}, ""),
+        (("n1",), {"unread_jobs": ("job", "other")}, "job"),
+        ((), {"unread_jobs": ("other",)}, "other"),
+    ],
+    ids=["another host", "the host", "another job", "a job there", "the host is silent"],
+)
+def test_only_what_may_give_the_host_a_rank_must_be_readable(hosts, parts, names):
+    """A host of a later release elsewhere keeps no other host waiting. What does is named."""
+    waits = structs.replace(host("n1"), workers=(worker_status("n1/job/0.a"),))
+    there = view(*(waits for _ in hosts), drains=(OURS,), **parts)
+    found = agreed(there, [node("n1")], (ASKED,))
+
+    assert bool(found.complete) == (not names)
+    waits = f"DrainRequest nvsentinel/d1 waits: {names} cannot be understood: update tmd here"
+    assert [p.rpartition(",")[0] for p in found.problems] == ([waits] if names else [])
+
+
+def test_the_condition_of_a_host_of_a_later_release_stays_as_it_is():
+    """It is not silent."""
+    assert agreed(view(unread=("n1",)), [node("n1"), node("n2")]).mark == ()
 
 
 @pytest.mark.parametrize(
@@ -224,8 +307,11 @@ def test_a_drain_request_is_not_complete_in_the_look_that_begins_the_drain():
             {"drains": (DrainRequest("n1", "r", by="ann", soft=True),)},
             "the soft drain by ann host n1",
         ),
-        ({"unread": ("n9",)}, "n9 cannot be understood: update tmd"),
-        ({"unread_jobs": ("gpt",)}, "gpt cannot be understood: update tmd"),
+        (
+            {"drains": (structs.replace(RESERVED, by="slurm: disk"),)},
+            "the drain in reserve by slurm: disk host n1 may take ranks again",
+        ),
+        ({"drains": (RESERVED,)}, ""),
         (
             {"jobs": (record("n1"),), "paused": True},
             "host n1 holds a rank, and the cluster is paused",

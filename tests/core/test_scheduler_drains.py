@@ -19,9 +19,10 @@ from tmd.core.values.requests import DrainRequest
 NAMES = ("n1", "n2", "n3")
 
 
-def asked(*causes, drains=(), share=1.0):
+def asked(*causes, drains=(), share=1.0, barred=()):
     hosts = tuple(HostStatus(name, "i") for name in NAMES)
-    return host_drains(ClusterView(hosts=hosts, drains=drains), causes, by="s:", hosts_share=share)
+    view = ClusterView(hosts=hosts, drains=drains)
+    return host_drains(view, causes, by="s:", hosts_share=share, barred=barred)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,21 @@ def test_only_a_request_in_the_name_of_the_scheduler_follows_it(cause, by, expec
     assert asked(("n1", cause), drains=drains) == expected
 
 
+@pytest.mark.parametrize(
+    ("request_", "again"),
+    [
+        (DrainRequest("n1", "r", by="s: x", reserve=True), True),
+        (DrainRequest("n1", "r", by="s: x"), False),
+        (DrainRequest("n1", "r", by="ann", reserve=True), False),
+    ],
+)
+def test_a_request_that_allows_a_rank_is_made_anew_where_none_may_be(request_, again):
+    """It needs no room of its own. That of another is left alone."""
+    found = asked(("n1", "y"), drains=(request_,), share=0.1, barred={"n1"})
+
+    assert found == HostDrains(drain=(("n1", "s: y"),) if again else ())
+
+
 def test_a_request_without_a_node_is_named_and_kept():
     drains = (DrainRequest("n1", "r", by="s: x"), DrainRequest("n2", "r", by="ann"))
 
@@ -58,9 +74,10 @@ def test_there_is_room_for_fewer_hosts_than_open_the_breaker():
 
 
 def test_hosts_with_a_rank_or_a_request_are_known_without_a_heartbeat():
-    view = ClusterView(jobs=(record("n1"),), drains=(DrainRequest("n2", "r"),))
+    drains = (DrainRequest("n2", "r"),)
+    view = ClusterView(jobs=(record("n1"),), drains=drains, unread=("n3",))
 
-    assert known_hosts(view) == {"n1", "n2"}
+    assert known_hosts(view) == {"n1", "n2", "n3"}
 
 
 def test_a_name_means_one_host_or_none():

@@ -135,6 +135,8 @@ class ApiServer:
         self.store = Store()
         self.with_drains = with_drains
         self.requests: list[Request] = []
+        self.patches: list[tuple[Key, Body]] = []
+        """With the object that each was for."""
         self.rights: set[tuple[str, str]] | None = None
         """Verb and resource (``nodes/status``); ``None`` for all."""
         self.token = TOKEN
@@ -396,20 +398,23 @@ class ApiServer:
         patch, how = await request.json(), request.content_type
         with self.store.lock:
             key, old = self._known(request)
-            stated = patch.get("metadata", {}).get("resourceVersion")
-            if stated not in (None, old["metadata"]["resourceVersion"]):
+            self.patches.append((key, patch))
+            stated = patch.get("metadata", {})
+            if stated.get("resourceVersion") not in (None, old["metadata"]["resourceVersion"]):
                 raise Refused(409, "Conflict", "the object has been modified")
+            if stated.get("uid") not in (None, old["metadata"]["uid"]):
+                raise Refused(422, "Invalid", "metadata.uid: field is immutable")
             if how == MERGE:
                 new = merged(old, patch)
             elif how == STRATEGIC and key[0] in CORE:
                 new = merged_by_type(old, patch)
             else:
                 raise Refused(415, "UnsupportedMediaType", f"{how} of {key[0]}")
-            # Each of the two may change its own part only.
-            own, other = (old, new) if "part" in request.match_info else (new, old)
-            body = {k: v for k, v in own.items() if k != "status"}
-            if "status" in other:
-                body["status"] = other["status"]
+            # The status subresource keeps the spec, but not labels; the other one keeps the status.
+            kept = "spec" if "part" in request.match_info else "status"
+            body = {k: v for k, v in new.items() if k != kept}
+            if kept in old:
+                body[kept] = old[kept]
             return _json(self.store.write(key, body))
 
 

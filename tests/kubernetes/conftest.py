@@ -106,7 +106,11 @@ async def until(condition: Callable[[], Any], what: str, within_s: float = WITHI
 
 @asynccontextmanager
 async def operating(
-    server: ApiServer, cluster: Cluster, every_s: float = 0.05, **rules: Any
+    server: ApiServer,
+    cluster: Cluster,
+    every_s: float = 0.05,
+    labels: dict[str, str | None] | None = None,
+    **rules: Any,
 ) -> AsyncIterator[None]:
     """The operator in this process, once it watches nodes; stopped at the end."""
     from tmd.core.planning.kubernetes import Rules
@@ -114,7 +118,7 @@ async def operating(
     from tmd.kubernetes.api import Kubernetes
 
     stop, chosen = asyncio.Event(), Rules("https://docs/operate/runbook.html", **rules)
-    async with Kubernetes("nvsentinel", {}) as kubernetes:
+    async with Kubernetes("nvsentinel", labels or {}) as kubernetes:
         looks = operator.Synchronizer(cluster.store, kubernetes, chosen, leave=False)
         running = asyncio.create_task(
             operator.run(looks.look, every_s=every_s, namespace="nvsentinel", stop=stop)

@@ -28,6 +28,7 @@ from tests.test_slurm import free_ports
 from tests.values import alert
 from tmd.cli.kubernetes import labels_of, liveness_at
 from tmd.config import Settings
+from tmd.core.planning.kubernetes import Condition, Node, NodeChange
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Severity, Strategy
 from tmd.core.values.requests import DrainRequest
@@ -58,6 +59,7 @@ async def test_a_drain_request_is_complete_once_no_rank_is_left(
         await until(cluster.drains, "the host is drained")
         cordoned = await cluster.drains()
         server.drain("d1", "n1", reason="XID 79")
+        await until(lambda: bars(cluster, "n1"), "the host gets no rank from now on")
         looked = len(server.requests)
         await until(
             lambda: verbs(server)[looked:].count(("list", "drainrequests")) > 1, "it is seen"
@@ -73,6 +75,10 @@ async def test_a_drain_request_is_complete_once_no_rank_is_left(
         ("n1", "kubernetes: node n1 is cordoned", True)
     ]
     assert not early
+
+
+async def bars(cluster: Cluster, host: str) -> bool:
+    return (await cluster.drains())[host].bars
 
 
 def verbs(server: ApiServer) -> list[tuple[str, str]]:
@@ -100,12 +106,30 @@ async def test_the_drain_of_an_operator_is_kept(server: ApiServer, cluster: Clus
     assert (await cluster.drains())["n1"] == theirs
 
 
+async def test_two_operators_look_after_different_nodes(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    """Each leaves alone what the other has drained, also where its host is silent."""
+    theirs = DrainRequest("n9", "theirs", by="kubernetes: node n9 is cordoned", reserve=True)
+    await cluster.store.drain(theirs)
+    server.node("n9", cordoned=True, labels={"pool": "b"})
+    server.node("n1", cordoned=True, labels={"pool": "a"})
+    async with operating(server, cluster, labels={"pool": "a"}):
+        await until(lambda: drained(cluster, "n1"), "it looks after its own")
+        looked = len(server.requests)
+        await until(lambda: verbs(server)[looked:].count(("list", "nodes")) > 1, "it looks again")
+
+    assert (await cluster.drains())["n9"] == theirs
+    assert {r.name for r in server.requests if r.verb == "patch"} == {"n1"}
+
+
 async def drained(cluster: Cluster, host: str) -> bool:
     return host in await cluster.drains()
 
 
 async def test_a_finding_is_a_condition_and_one_event(server: ApiServer, cluster: Cluster) -> None:
-    """The conditions of others stay. The end is told as well."""
+    """The end is told as well. Nothing else is written to a node: neither conditions of others nor
+    labels, which the right would allow."""
     await cluster.host("n1", FAULT)
     async with operating(server, cluster, healthy_after_s=0.0):
         await until(lambda: health(server, "n1") == "False", "the node is marked")
@@ -114,6 +138,11 @@ async def test_a_finding_is_a_condition_and_one_event(server: ApiServer, cluster
         await until(lambda: health(server, "n1") == "True", "the node is well again")
         await until(lambda: health(server, "n2") == "True", "another one is, too")
 
+    for (kind, _, name), patch in server.patches:
+        (written,) = patch["status"]["conditions"]
+        uid = server.store.objects[kind, "", name]["metadata"]["uid"]
+        assert written["type"] == "TmdHealthy"
+        assert patch == {"metadata": {"uid": uid}, "status": {"conditions": [written]}}
     assert bad["reason"] == "NvmlEcc"
     assert bad["message"] == "nvml.ecc: row 'x' (https://docs/operate/runbook.html)"
     assert server.condition("nodes", "n1", "Ready")["status"] == "True"
@@ -123,6 +152,20 @@ async def test_a_finding_is_a_condition_and_one_event(server: ApiServer, cluster
         ("Normal", "NoFinding"),
     ]
     assert {e["involvedObject"]["name"] for e in events} == {"n1"}
+
+
+async def test_a_node_that_has_taken_the_name_of_another_is_not_marked_for_it(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    """It was replaced while the patch was on its way. The next look marks it for itself."""
+    from tmd.kubernetes.api import Kubernetes, KubernetesError
+
+    change = NodeChange(Node("n1", "uid of before"), Condition("False", "NvmlEcc", "x"), None)
+    async with Kubernetes("", {}) as kubernetes:
+        with pytest.raises(KubernetesError, match="does not let us patch the status of a node"):
+            await kubernetes.mark(change)
+
+    assert health(server, "n1") == ""
 
 
 async def test_at_rest_nothing_is_written_and_a_node_without_tmd_is_never_touched(

@@ -31,7 +31,7 @@ LeaveOption = Annotated[
     bool, typer.Option("--leave", help="Workers of a drained host exit once it holds no rank.")
 ]
 SelectorOption = Annotated[
-    str, typer.Option(help="Labels of the nodes to look at: 'name=value,name'.")
+    str, typer.Option(help="Labels of the nodes to look after: 'name=value,name'.")
 ]
 HealthyOption = Annotated[
     float,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,12 +77,17 @@ class Drains:
         self._leave = leave
 
     def steps(
-        self, view: ClusterView, drain: Iterable[tuple[str, str]], undrain: Iterable[str]
+        self,
+        view: ClusterView,
+        drain: Iterable[tuple[str, str]],
+        undrain: Iterable[str],
+        barred: Collection[str] = (),
     ) -> Iterator[Step]:
-        """``view``: from which ``drain`` and ``undrain`` were derived."""
+        """``view``: from which ``drain`` and ``undrain`` were derived. ``barred``: hosts that get
+        no rank until their drain is withdrawn."""
         seen = {request.host: request.id for request in view.drains}
         for host, by in drain:
-            request = self._request(host, by)
+            request = self._request(host, by, bars=host in barred)
             yield f"drain host {host}: {by}", partial(self._swap, host, seen.get(host, ""), request)
         for host in undrain:
             change = partial(self._swap, host, seen[host], None)
@@ -97,13 +102,14 @@ class Drains:
         if not await self._store.swap_drain(host, seen, request):
             raise Conflict(f"the drain of {host} has changed since; the next look decides again")
 
-    def _request(self, host: str, by: str) -> DrainRequest:
-        # In reserve: whoever drains many nodes must not leave a job without any standby.
+    def _request(self, host: str, by: str, *, bars: bool) -> DrainRequest:
+        # In reserve: whoever drains many nodes must not leave a job without any standby. Not where
+        # somebody waits for the host to be free.
         return DrainRequest(
             host=host,
             id=uuid.uuid4().hex,
             leave=self._leave,
-            reserve=not self._leave,
+            reserve=not (self._leave or bars),
             by=by,
             at=time.time(),
         )

@@ -15,7 +15,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.types import PatchType
 
 from tmd.cli.scheduling import SchedulerError
-from tmd.core.planning.kubernetes import Node, NodeChange, Order
+from tmd.core.planning.kubernetes import Node, NodeChange, NodeDrain
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words
 from tmd.kubernetes import objects
@@ -25,7 +25,7 @@ NOT_FOUND, CONFLICT = 404, 409
 
 _NODE = create_global_resource("", "v1", "Node", "nodes")
 _EVENT = create_namespaced_resource("", "v1", "Event", "events")
-_ORDER = create_namespaced_resource(objects.GROUP, objects.VERSION, objects.KIND, objects.PLURAL)
+_DRAIN = create_namespaced_resource(objects.GROUP, objects.VERSION, objects.KIND, objects.PLURAL)
 
 
 class KubernetesError(SchedulerError):
@@ -36,8 +36,8 @@ class Kubernetes:
     """The nodes and DrainRequests of a cluster. Use it as a context."""
 
     def __init__(self, namespace: str, labels: Mapping[str, str | None]) -> None:
-        """``namespace``: of the DrainRequests, empty for none; ``labels``: that nodes must have
-        (``None``: with any value).
+        """``namespace``: of the DrainRequests, empty for none; ``labels``: of the nodes to
+        look after (``None``: with any value).
 
         Raises:
             ConfigError: nothing says where the API server is.
@@ -58,16 +58,16 @@ class Kubernetes:
         await self._client.close()
 
     async def nodes(self) -> list[Node]:
-        """Those with the labels.
+        """All of them; those without the labels are not selected.
 
         Raises:
             KubernetesError: there is no list.
         """
         with _told("list nodes"):
-            found = self._client.list(_NODE, labels=self._labels or None, chunk_size=PAGE)
-            return [objects.node_of(body) async for body in found]
+            found = self._client.list(_NODE, chunk_size=PAGE)
+            return [objects.node_of(body, self._labels) async for body in found]
 
-    async def orders(self) -> list[Order]:
+    async def drains(self) -> list[NodeDrain]:
         """The DrainRequests; none if there is no such resource.
 
         Raises:
@@ -76,11 +76,11 @@ class Kubernetes:
         if not self._namespace:
             return []
         with _told("list DrainRequests"):
-            orders = []
+            drains = []
             with _unless(NOT_FOUND):
-                found = self._client.list(_ORDER, namespace=self._namespace, chunk_size=PAGE)
-                orders = [objects.order_of(body) async for body in found]
-            return orders
+                found = self._client.list(_DRAIN, namespace=self._namespace, chunk_size=PAGE)
+                drains = [objects.drain_of(body) async for body in found]
+            return drains
 
     async def mark(self, change: NodeChange) -> None:
         """Set the condition of a node. The Event comes first: a repetition makes no second one,
@@ -99,19 +99,19 @@ class Kubernetes:
             patch = objects.marked(change, now)
             await self._client.patch(_NODE.Status, change.node.name, patch)
 
-    async def complete(self, order: Order, message: str) -> None:
+    async def complete(self, drain: NodeDrain, message: str) -> None:
         """Say that a DrainRequest is served; nothing if it is gone.
 
         Raises:
             KubernetesError: it has changed meanwhile, or this is refused.
         """
         with _told("patch the status of a DrainRequest"), _unless(NOT_FOUND):
-            body = await self._client.get(_ORDER, order.name, namespace=order.namespace)
+            body = await self._client.get(_DRAIN, drain.name, namespace=drain.namespace)
             await self._client.patch(
-                _ORDER.Status,
-                order.name,
+                _DRAIN.Status,
+                drain.name,
                 objects.completed(body, message, _now()),
-                namespace=order.namespace,
+                namespace=drain.namespace,
                 patch_type=PatchType.MERGE,
             )
 

@@ -13,7 +13,7 @@ from tmd.core.planning.kubernetes import (
     Event,
     Node,
     NodeChange,
-    Order,
+    NodeDrain,
 )
 
 Object = Mapping[str, Any]
@@ -25,8 +25,8 @@ EVENTS = "default"
 ME = "tmd-operator"
 
 
-def node_of(body: Object) -> Node:
-    """A node, from its object."""
+def node_of(body: Object, labels: Mapping[str, str | None] | None = None) -> Node:
+    """A node, from its object. ``labels``: those that a selected one has (``None``: any value)."""
     about = body["metadata"]
     found = _condition(_part(body, "status").get("conditions"), CONDITION)
     return Node(
@@ -35,14 +35,15 @@ def node_of(body: Object) -> Node:
         cordoned=bool(_part(body, "spec").get("unschedulable")),
         host=(about.get("annotations") or {}).get(HOST) or "",
         condition=None if found is None else _read(found),
+        selected=_has(about.get("labels") or {}, labels or {}),
     )
 
 
-def order_of(body: Object) -> Order:
+def drain_of(body: Object) -> NodeDrain:
     """A DrainRequest, from its object. Its CRD may lack every field but the node."""
     about, spec = body["metadata"], _part(body, "spec")
     done = _condition(_part(body, "status").get("conditions"), COMPLETE)
-    return Order(
+    return NodeDrain(
         namespace=about.get("namespace") or "",
         name=about["name"],
         node=spec.get("nodeName") or "",
@@ -52,8 +53,10 @@ def order_of(body: Object) -> Order:
 
 
 def marked(change: NodeChange, now: str) -> dict[str, Any]:
-    """A strategic merge patch of the status of a node: conditions are merged by their type, so that
-    those of others stay."""
+    """A strategic merge patch of the status of a node. The right to send one covers all of the
+    status, and the labels; this holds one condition and nothing else. Conditions are merged by
+    their type, so that those of others stay. A node that has replaced ``change.node`` refuses it:
+    its UID differs."""
     new = change.condition
     condition = {
         "type": CONDITION,
@@ -63,7 +66,8 @@ def marked(change: NodeChange, now: str) -> dict[str, Any]:
         "lastHeartbeatTime": now,
         "lastTransitionTime": new.since or now,
     }
-    return {"status": {"conditions": [condition]}}
+    same = {"metadata": {"uid": change.node.uid}} if change.node.uid else {}
+    return {**same, "status": {"conditions": [condition]}}
 
 
 def completed(body: Object, message: str, now: str) -> dict[str, Any]:
@@ -105,6 +109,10 @@ def event(about: Node, what: Event, now: str) -> dict[str, Any]:
         "lastTimestamp": now,
         "count": 1,
     }
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
+    return all(n in labels and v in (None, labels[n]) for n, v in wanted.items())
 
 
 def _part(body: Object, name: str) -> Object:

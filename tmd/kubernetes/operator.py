@@ -38,20 +38,20 @@ class Synchronizer:
             StoreUnavailable: Redis does not answer.
             KubernetesError: the API server gives no list.
         """
-        nodes, orders = await self._kubernetes.nodes(), await self._kubernetes.orders()
+        nodes, asked = await self._kubernetes.nodes(), await self._kubernetes.drains()
         view, records, now = await self._history.look()
-        found = changes(view, nodes, orders, records=records, now=now, rules=self._rules)
+        found = changes(view, nodes, asked, records=records, now=now, rules=self._rules)
         return found.problems, await carry_out(self._steps(found, view), dry_run=dry_run)
 
     def _steps(self, found: Changes, view: ClusterView) -> Iterator[Step]:
-        yield from self._drains.steps(view, found.drain, found.undrain)
+        yield from self._drains.steps(view, found.drain, found.undrain, found.barred)
         for change in found.mark:
             new = change.condition
             line = f"mark node {change.node.name} {new.status}: {new.reason}: {new.message}"
             yield line, partial(self._kubernetes.mark, change)
-        for order, why in found.complete:
-            line = f"complete DrainRequest {order.namespace}/{order.name}: {why}"
-            yield line, partial(self._kubernetes.complete, order, why)
+        for drain, why in found.complete:
+            line = f"complete DrainRequest {drain.namespace}/{drain.name}: {why}"
+            yield line, partial(self._kubernetes.complete, drain, why)
 
 
 class Watch:
@@ -61,15 +61,15 @@ class Watch:
         self.event = WakeEvent()
         self._seen: dict[str, tuple[bool, str]] = {}
 
-    def registry(self, *, with_orders: bool) -> kopf.OperatorRegistry:
+    def registry(self, *, with_drains: bool) -> kopf.OperatorRegistry:
         """The handlers. None of them changes an object."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(_login)
         kopf.on.event("v1", "nodes", registry=registry)(self._node)
-        if not with_orders:
+        if not with_drains:
             return registry
         kopf.on.event(objects.GROUP, objects.VERSION, objects.PLURAL, registry=registry)(
-            self._order
+            self._drain
         )
         return registry
 
@@ -81,7 +81,7 @@ class Watch:
             self._seen[node.name] = mark
             self.event.ring()
 
-    async def _order(self, **_: Any) -> None:
+    async def _drain(self, **_: Any) -> None:
         self.event.ring()
 
 
@@ -128,7 +128,7 @@ async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Ev
     settings.scanning.disabled = True
     try:
         await kopf.operator(
-            registry=watch.registry(with_orders=bool(namespace)),
+            registry=watch.registry(with_drains=bool(namespace)),
             settings=settings,
             clusterwide=not namespace,
             namespaces=[namespace] if namespace else (),

@@ -2,7 +2,7 @@
 
 A cordoned node, and a DrainRequest of NVSentinel, become a drain request. A host that is unfit for
 a finding, or banned, becomes a condition of its node and an Event. No node is ever cordoned here,
-and no pod evicted. Nodes without a host of tmd are left alone.
+and no pod evicted. Nodes without a host of tmd, and those that are not selected, are left alone.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ class Node(Struct, frozen=True):
     """Its annotation :data:`HOST`."""
     condition: Condition | None = None
     """Its condition :data:`CONDITION`, if it has one."""
+    selected: bool = True
+    """Whether this operator looks after it. Another one may look after the others."""
 
 
-class Order(Struct, frozen=True):
+class NodeDrain(Struct, frozen=True):
     """A DrainRequest of NVSentinel: free a node, and say when it is free."""
 
     namespace: str
@@ -107,10 +109,12 @@ class Changes(Struct, frozen=True):
 
     drain: tuple[tuple[str, str], ...] = ()
     """Hosts to be drained by tmd, and the requester with the reason."""
+    barred: frozenset[str] = frozenset()
+    """Hosts that must get no rank while they are drained: somebody waits for them to be free."""
     undrain: tuple[str, ...] = ()
     """Hosts whose drain request is to be withdrawn."""
     mark: tuple[NodeChange, ...] = ()
-    complete: tuple[tuple[Order, str], ...] = ()
+    complete: tuple[tuple[NodeDrain, str], ...] = ()
     """DrainRequests that are served, and a sentence that says so."""
     problems: tuple[str, ...] = ()
     """Sentences about what is left as it is and should not be."""
@@ -119,7 +123,7 @@ class Changes(Struct, frozen=True):
 def changes(
     view: ClusterView,
     nodes: Sequence[Node],
-    requests: Sequence[Order],
+    requests: Sequence[NodeDrain],
     *,
     records: Mapping[str, HostRecord],
     now: float,
@@ -129,60 +133,70 @@ def changes(
 
     ``records``: from :func:`tmd.core.planning.scheduler_drains.observed`.
     """
-    hosts, unclear = _hosts_of(view, nodes)
+    claims = _claims(view, nodes)
+    hosts = {names[0]: host for host, names in claims.items() if len(names) == 1}
+    own = {n.name: hosts[n.name] for n in nodes if n.selected and n.name in hosts}
     of_node = _requests_of(requests)
     # Whoever waits for a DrainRequest comes first where there is no room for all.
-    urgent = sorted((n for n in nodes if n.name in hosts), key=lambda n: n.name not in of_node)
-    causes = [(hosts[n.name], _cause(n, of_node.get(n.name, []))) for n in urgent]
-    found = host_drains(view, causes, by=BY, hosts_share=rules.hosts_share)
-    statuses = {h.host: h for h in view.hosts}
-    marks = (
-        _mark(node, statuses.get(host), records.get(host), now, rules)
-        for node in nodes
-        if (host := hosts.get(node.name)) is not None
-    )
-    mark = tuple(change for change in marks if change is not None)
+    urgent = sorted((n for n in nodes if n.name in own), key=lambda n: n.name not in of_node)
+    causes = [(own[n.name], _cause(n, of_node.get(n.name, []))) for n in urgent]
+    barred = {host for name, host in own.items() if name in of_node}
+    share = rules.hosts_share
+    found = host_drains(view, causes, by=BY, hosts_share=share, barred=barred)
     waiting = [r for r in requests if not r.complete]
-    complete = [
-        (request, f"host {hosts[request.node]} holds no rank")
-        for request in waiting
-        if request.node in hosts and _is_free(view, hosts[request.node])
-    ]
-    gone = [host for host in found.unseen if host not in statuses.keys() | holdings(view).keys()]
-    stays = [host for host in found.unseen if host not in gone]
-    problems = (*unclear, *found.waiting, *_stuck(view, waiting, hosts), *map(_absent, stays))
-    return Changes(found.drain, (*found.undrain, *gone), mark, tuple(complete), problems)
+    living = {h.host for h in view.hosts} | {*view.unread} | holdings(view).keys()
+    absent = [host for host in found.unseen if host not in claims]
+    return Changes(
+        drain=found.drain,
+        barred=frozenset(host for host, _ in found.drain if host in barred),
+        undrain=(*found.undrain, *(host for host in absent if host not in living)),
+        mark=_marks(view, nodes, own, records, now, rules),
+        complete=tuple(
+            (request, f"host {own[request.node]} holds no rank and gets none")
+            for request in waiting
+            if request.node in own and _is_free(view, own[request.node])
+        ),
+        problems=(
+            *_unclear(claims),
+            *found.waiting,
+            *_stuck(view, waiting, nodes, own),
+            *(_absent(host) for host in absent if host in living),
+        ),
+    )
 
 
 # --- nodes and hosts ------------------------------------------------------------------------------
 
 
-def _hosts_of(view: ClusterView, nodes: Sequence[Node]) -> tuple[dict[str, str], list[str]]:
-    """The host of each node that has one, and a sentence for each host that is claimed twice."""
+def _claims(view: ClusterView, nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """The nodes that each host is, selected or not."""
     known = known_hosts(view)
     by_name = matching(known, (n.name for n in nodes if not n.host))
-    claims: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for node in nodes:
         host = node.host if node.host in known else by_name.get(node.name)
         if host is not None:
-            claims.setdefault(host, []).append(node.name)
-    unclear = [
+            found.setdefault(host, []).append(node.name)
+    return found
+
+
+def _unclear(claims: Mapping[str, Sequence[str]]) -> list[str]:
+    return [
         f"nodes {', '.join(names)} are left alone: each is taken for host {host}; the annotation "
         f"{HOST} of a node names its host"
         for host, names in sorted(claims.items())
         if len(names) > 1
     ]
-    return {names[0]: host for host, names in claims.items() if len(names) == 1}, unclear
 
 
-def _requests_of(requests: Iterable[Order]) -> dict[str, list[Order]]:
-    found: dict[str, list[Order]] = {}
+def _requests_of(requests: Iterable[NodeDrain]) -> dict[str, list[NodeDrain]]:
+    found: dict[str, list[NodeDrain]] = {}
     for request in requests:
         found.setdefault(request.node, []).append(request)
     return found
 
 
-def _cause(node: Node, requests: Sequence[Order]) -> str:
+def _cause(node: Node, requests: Sequence[NodeDrain]) -> str:
     """Why Kubernetes drains ``node``; empty if it does not."""
     if requests:
         first = min(requests, key=lambda r: (r.namespace, r.name))
@@ -194,13 +208,22 @@ def _absent(host: str) -> str:
     return f"host {host} stays drained: there is no node for it ('tmd undrain {host}' frees it)"
 
 
-def _stuck(view: ClusterView, waiting: Iterable[Order], hosts: Mapping[str, str]) -> list[str]:
-    """A sentence about each DrainRequest that nothing here will complete."""
-    found = []
+def _stuck(
+    view: ClusterView,
+    waiting: Iterable[NodeDrain],
+    nodes: Iterable[Node],
+    own: Mapping[str, str],
+) -> list[str]:
+    """A sentence about each DrainRequest that nothing here will complete. ``own``: the hosts of
+    the nodes that are looked after."""
+    found, others = [], {n.name for n in nodes if not n.selected}
     for request in waiting:
-        what, host = f"DrainRequest {request.namespace}/{request.name}", hosts.get(request.node)
+        what, host = f"DrainRequest {request.namespace}/{request.name}", own.get(request.node)
         if host is None:
-            found.append(f"{what} is left alone: node {request.node} has no host of tmd")
+            why = (
+                "lacks the labels of --selector" if request.node in others else "has no host of tmd"
+            )
+            found.append(f"{what} is left alone: node {request.node} {why}")
         elif why := _holds_up(view, host):
             found.append(f"{what} waits: {why}")
     return found
@@ -208,12 +231,14 @@ def _stuck(view: ClusterView, waiting: Iterable[Order], hosts: Mapping[str, str]
 
 def _holds_up(view: ClusterView, host: str) -> str:
     """Why ``host`` does not become free before somebody does something; empty if it may."""
-    if unread := (*view.unread, *view.unread_jobs):
+    if unread := _unreadable(view, host):
         return f"{', '.join(unread)} cannot be understood: update tmd here, or there"
-    soft = next((d for d in view.drains if d.host == host and d.soft), None)
-    if soft is not None:
+    weak = next((d for d in view.drains if d.host == host and not d.bars), None)
+    # One of the operator's own that allows ranks is replaced in this look.
+    if weak is not None and not weak.by.startswith(BY):
+        kind, by = "soft drain" if weak.soft else "drain in reserve", weak.by or "an operator"
         return (
-            f"after the soft drain by {soft.by or 'an operator'} host {host} may take ranks again "
+            f"after the {kind} by {by} host {host} may take ranks again "
             f"('tmd drain {host}' keeps it free)"
         )
     if view.paused and host in holdings(view):
@@ -225,15 +250,25 @@ def _holds_up(view: ClusterView, host: str) -> str:
 
 
 def _is_free(view: ClusterView, host: str) -> bool:
-    """Whether ``host`` holds no rank and gets none, as far as everything can be read.
+    """Whether ``host`` holds no rank and gets none, as far as can be read.
 
-    Without a request that keeps ranks away one could come back at once."""
-    if view.unread or view.unread_jobs:
+    Without a request that bars it one could come back at once, or after a loss."""
+    if _unreadable(view, host):
         return False
-    kept_free = any(d.host == host and not d.soft for d in view.drains)
+    kept_free = any(d.host == host and d.bars for d in view.drains)
     return kept_free and not (
         host in holdings(view) or _reports_rank(view, host) or _awaits_rank(view, host)
     )
+
+
+def _unreadable(view: ClusterView, host: str) -> tuple[str, ...]:
+    """What cannot be read and may give a rank to ``host``: its own heartbeat, and the records of
+    jobs with workers there; of all such jobs while the host does not say which it has."""
+    status = view.host(host)
+    if status is None:
+        return (*(name for name in view.unread if name == host), *view.unread_jobs)
+    there = {worker.job for worker in status.workers}
+    return tuple(job for job in view.unread_jobs if job in there)
 
 
 def _reports_rank(view: ClusterView, host: str) -> bool:
@@ -255,6 +290,25 @@ def _awaits_rank(view: ClusterView, host: str) -> bool:
 
 
 # --- from tmd to Kubernetes -----------------------------------------------------------------------
+
+
+def _marks(
+    view: ClusterView,
+    nodes: Iterable[Node],
+    own: Mapping[str, str],
+    records: Mapping[str, HostRecord],
+    now: float,
+    rules: Rules,
+) -> tuple[NodeChange, ...]:
+    """The conditions of the nodes in ``own`` that differ. One whose host is of a later release is
+    left as it is."""
+    statuses = {h.host: h for h in view.hosts}
+    found = (
+        _mark(node, statuses.get(host), records.get(host), now, rules)
+        for node in nodes
+        if (host := own.get(node.name)) is not None and host not in view.unread
+    )
+    return tuple(change for change in found if change is not None)
 
 
 def _mark(

@@ -7,7 +7,7 @@ scheduler's name. Only requests in that name are ever withdrawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -94,12 +94,18 @@ def _latest(before: Mapping[str, float], more: Iterable[tuple[str, float]]) -> M
 
 
 def host_drains(
-    view: ClusterView, causes: Iterable[tuple[str, str]], *, by: str, hosts_share: float
+    view: ClusterView,
+    causes: Iterable[tuple[str, str]],
+    *,
+    by: str,
+    hosts_share: float,
+    barred: Collection[str] = (),
 ) -> HostDrains:
     """What becomes of ``causes``: each host, and why the scheduler drains it, or '' if it does not.
 
     ``by``: the beginning of the requester, which stands for the scheduler. ``hosts_share``: share
-    of the hosts, at least two, that drains of the scheduler must not reach.
+    of the hosts, at least two, that drains of the scheduler must not reach. ``barred``: hosts that
+    must get no rank; a request of the scheduler that allows one is asked for again.
     """
     requests = {request.host: request for request in view.drains}
     own = {host: request for host, request in requests.items() if request.by.startswith(by)}
@@ -109,10 +115,15 @@ def host_drains(
         unseen.discard(host)
         if not cause:
             undrain += [host] if host in own else []
-        elif host not in requests or (host in own and _came_back(view, own[host])):
+        elif host not in requests or (host in own and _is_due(view, own[host], host in barred)):
             wanted.append((host, brief(f"{by} {cause}")))
     drain, waiting = _bounded(view, wanted, own.keys() - set(undrain), by, hosts_share)
     return HostDrains(tuple(drain), tuple(undrain), tuple(waiting), tuple(sorted(unseen)))
+
+
+def _is_due(view: ClusterView, request: DrainRequest, must_bar: bool) -> bool:
+    """Whether ``request`` has to be made anew."""
+    return _came_back(view, request) or (must_bar and not request.bars)
 
 
 def _came_back(view: ClusterView, request: DrainRequest) -> bool:
@@ -142,8 +153,9 @@ def _bounded(
 
 
 def known_hosts(view: ClusterView) -> set[str]:
-    """Hosts with a heartbeat, a rank or a drain request."""
-    return {h.host for h in view.hosts} | holdings(view).keys() | {d.host for d in view.drains}
+    """Hosts with a heartbeat, also of a later release, a rank or a drain request."""
+    alive = {h.host for h in view.hosts} | {*view.unread}
+    return alive | holdings(view).keys() | {d.host for d in view.drains}
 
 
 def matching(hosts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
