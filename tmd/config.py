@@ -65,8 +65,9 @@ class Cluster(Section, frozen=True):
 
 class Redis(Section, frozen=True):
     url: str | None = None
-    """redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db. There is no
-    default: a daemon without it does not start."""
+    """redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db, where
+    ``?sentinel_password=`` is the password of the Sentinels. There is no default: a daemon without
+    it does not start."""
     timeout_s: Positive = 2.0
     """Longest wait for one answer of Redis."""
 

@@ -220,10 +220,17 @@ def _is_web(url: str) -> bool:
         return False
 
 
+_SECRET_OPTION = r"\w*(?:password|secret|token)"
+
+
 def without_password(url: str) -> str:
     """``url`` as it may be shown. A password may hold characters that would have to be quoted."""
-    shown = re.sub(r"//([^:@/]*:).*@", rf"//\1{MASK}@", url, flags=re.DOTALL)
-    return re.sub(r"([?&](?:password|secret|token)=)[^&]*", rf"\1{MASK}", shown)
+    place, mark, options = url.partition("?")
+    if "@" in options:  # of a login with a '?', or of an option: nobody can tell
+        return f"{url.partition('//')[0]}//{MASK}"
+    place = re.sub(r"//([^:@/]*:).*@", rf"//\1{MASK}@", place, flags=re.DOTALL)
+    options = re.sub(rf"(\b{_SECRET_OPTION}=)[^&]*", rf"\1{MASK}", options)
+    return place + mark + options
 
 
 def place(listen: str) -> tuple[str, int] | None:

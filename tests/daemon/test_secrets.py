@@ -120,6 +120,9 @@ def test_a_url_that_cannot_be_read_is_not_shown(url):
         f"redis://user:{CANARY}/a@b@host/0",
         f"unix:///run/redis.sock?db=1&password={CANARY}",
         f"redis+sentinel://:{CANARY}@a:1,b:2/s",
+        f"redis+sentinel://a:1,b:2/s?db=1&sentinel_password={CANARY}",
+        f"redis+sentinel://:{CANARY}@a:1/s?sentinel_password=x@{CANARY}",
+        f"redis://u:a@b?{CANARY}@host/0",
     ],
 )
 def test_config_show_masks_passwords(tmp_path, url):

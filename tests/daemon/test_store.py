@@ -491,6 +491,7 @@ async def test_a_server_that_is_not_there_is_unavailable(tmp_path, record):
         "redis+sentinel://h/s?colour=red",
         "rediss+sentinel://h/s?colour=red",
         "redis+sentinel://h/s?ssl_ca_certs=/ca",
+        "redis://h/0?sentinel_password=p",
     ],
 )
 def test_an_unknown_option_of_an_address_is_refused(url):
@@ -505,6 +506,18 @@ def test_an_unknown_option_of_an_address_is_refused(url):
 def test_a_bad_url_is_a_config_error(url):
     with pytest.raises(ConfigError, match="url"):
         connect(url, 1.0)
+
+
+def test_sentinels_may_have_a_login_of_their_own():
+    """Signs that an address cannot hold are written as in the login of the server."""
+    url = "redis+sentinel://u:p%40@h/s?sentinel_password=a%2Bb%26+c&sentinel_username=me"
+    pool = connect(f"{url}&socket_keepalive=yes", 1.0).connection_pool
+    (sentinel,) = pool.sentinel_manager.sentinels
+    own = sentinel.connection_pool.connection_kwargs
+
+    assert pool.connection_kwargs["password"] == "p@"
+    assert (own["username"], own["password"]) == ("me", "a+b&+c")
+    assert (pool.connection_kwargs["username"], own["socket_keepalive"]) == ("u", True)
 
 
 def test_a_sentinel_url_is_understood():

@@ -19,6 +19,7 @@ from tests.marks import program
 from tests.test_cli import tmd
 from tmd import __version__
 from tmd.config import Settings
+from tmd.daemon.redis_client import connect
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "packaging" / "helm" / "tmd"
@@ -248,7 +249,9 @@ def test_the_daemon_of_the_chart_has_a_right_configuration(values: str, tmp_path
         known[f"TMD_HOST__{folder}_DIR"] = str(tmp_path)
     shown = tmd("config", "show", env=known)
 
+    connect(secret["redis-url"], 1.0)
     assert shown.returncode == 0, shown.stderr
+    assert secret["redis-url"].count(secret.get("redis-password", "hunter2")) == len(secret) - 1
     assert 'name = "n1"' in shown.stdout
     assert 'advertise = "10.0.0.1"' in shown.stdout
     users = '["7472", "1000660000", "alice"]' if values == "whole" else '["7472"]'

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -24,6 +25,8 @@ from tmd.daemon.store import RedisStore, open_store
 
 SCRIPT = Path(__file__).parents[2] / "packaging" / "helm" / "tmd" / "files" / "redis.sh"
 WITHIN_S = 60.0
+PASSWORD = """hunter 2'"\\# $HOME `id` \\n%@:/?&=*"""
+"""With every sign that a shell, a configuration of Redis or an address takes for its own."""
 
 
 class Pods:
@@ -46,7 +49,7 @@ class Pods:
             data.mkdir(parents=True)
             known = {"HOSTS": " ".join(self.hosts), "ME": host, "BIND": host, "DATA": str(data)}
             known |= {"REDIS_PORT": self.redis, "SENTINEL_PORT": self.sentinel}
-            known |= {"REDIS_PASSWORD": "hunter2", "DOWN_AFTER_MS": "1000", "FAILOVER_MS": "3000"}
+            known |= {"REDIS_PASSWORD": PASSWORD, "DOWN_AFTER_MS": "1000", "FAILOVER_MS": "3000"}
             with (self.folder / f"{host}-{part}.log").open("ab") as log:
                 self.processes[host, part] = subprocess.Popen(
                     ["sh", str(SCRIPT), part], env={**os.environ, **known}, stdout=log, stderr=log
@@ -59,9 +62,8 @@ class Pods:
                 process.kill()
                 process.wait()
 
-    def ask(self, host: str, port: str, *words: str) -> str:
-        known = {**os.environ, "REDISCLI_AUTH": "hunter2" if port == self.redis else ""}
-        known = {k: v for k, v in known.items() if v}
+    def ask(self, host: str, port: str, *words: str, password: str = PASSWORD) -> str:
+        known = {**os.environ, **({"REDISCLI_AUTH": password} if password else {})}
         done = subprocess.run(
             ["redis-cli", "-h", host, "-p", port, *words], env=known, capture_output=True, text=True
         )
@@ -96,7 +98,8 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 @asynccontextmanager
 async def store_of(pods: Pods) -> AsyncIterator[RedisStore]:
     places = ",".join(f"{host}:{pods.sentinel}" for host in pods.hosts)
-    url = f"redis+sentinel://:hunter2@{places}/tmd/0"
+    word = quote(PASSWORD, safe="")
+    url = f"redis+sentinel://:{word}@{places}/tmd/0?sentinel_password={word}"
     settings, _ = parse({"cluster": {"name": "c", "secret": SECRET}, "redis": {"url": url}})
     assert settings is not None
     store = open_store(settings)
@@ -127,6 +130,31 @@ async def test_a_master_that_is_lost_is_followed_by_one_that_has_its_data(pods: 
 
         assert [d.host for d in (await store.snapshot()).drains] == ["n1"]
     assert len(pods.masters()) == 1
+
+
+async def test_nobody_without_the_password_is_answered(pods: Pods) -> None:
+    """Neither by a server nor by a Sentinel. Whoever knows it is, whatever signs it has."""
+    first = pods.hosts[0]
+    pods.start(first)
+    for port in (pods.redis, pods.sentinel):
+        await until(lambda p=port: "PONG" in pods.ask(first, p, "ping"), "it answers", WITHIN_S)
+
+        assert "NOAUTH" in pods.ask(first, port, "info", password="")
+    async with store_of(pods) as store:
+        await until(lambda: asked(store), "tmd finds the master", WITHIN_S)
+
+
+@pytest.mark.parametrize(("password", "says"), [("", "it is empty"), ("a\n", "has a line break")])
+def test_a_password_that_cannot_be_used_is_refused(
+    tmp_path: Path, password: str, says: str
+) -> None:
+    known = {"HOSTS": "h", "ME": "h", "DATA": str(tmp_path), "REDIS_PASSWORD": password}
+    command = ["sh", str(SCRIPT), "redis"]
+    done = subprocess.run(command, env={**os.environ, **known}, capture_output=True, text=True)
+
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "redis-password" in done.stderr
 
 
 async def asked(store: RedisStore) -> bool:

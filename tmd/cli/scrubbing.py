@@ -224,4 +224,4 @@ def _of_url(url: str) -> Iterator[str]:
     """The password of ``url``, which may hold characters that would have to be quoted."""
     inside = re.search(r"//[^:@/]*:(.*)@", url, flags=re.DOTALL)
     yield from [] if inside is None else [inside[1]]
-    yield from re.findall(r"[?&](?:password|secret|token)=([^&]*)", url)
+    yield from re.findall(r"[?&]\w*(?:password|secret|token)=([^&]*)", url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
@@ -26,6 +26,8 @@ UNKNOWN_OPTION = (
 
 SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Schemes of a server that Sentinels name, and of the server itself."""
+SENTINEL_LOGIN = {"sentinel_username": "username", "sentinel_password": "password"}
+"""Options at the end of a URL with the login of the Sentinels, which may differ from the server's."""
 
 
 def connect(url: str, timeout_s: float) -> Redis:
@@ -84,7 +86,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
     """``redis+sentinel://[user:password@]host:port,host:port/service[/db][?option=value]``.
 
     With ``rediss`` both the Sentinels and the server are asked with TLS; the options are those of a
-    URL of one server.
+    URL of one server, and :data:`SENTINEL_LOGIN`.
     """
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
@@ -96,14 +98,22 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
         pairs = [place.partition(":") for place in hosts.split(",")]
         places = [(host, int(port or 26379)) for host, _, port in pairs]
         number = int(db or 0)
-        options = options | _of_query(SENTINEL[parts.scheme], parts.query)
+        query, own = _without_login(parts.query)
+        options = options | _of_query(SENTINEL[parts.scheme], query)
     except ValueError:
         raise ConfigError(MISREAD) from None
-    sentinel = Sentinel(places, sentinel_kwargs=options, **options)  # type: ignore[no-untyped-call]
+    sentinel = Sentinel(places, sentinel_kwargs=options | own, **options)  # type: ignore[no-untyped-call]
     client: Redis = sentinel.master_for(
-        service, db=number, username=user or None, password=password or None
+        service, db=number, username=unquote(user) or None, password=unquote(password) or None
     )
     return client
+
+
+def _without_login(query: str) -> tuple[str, dict[str, str]]:
+    """The other options of a URL, and the login of the Sentinels."""
+    pairs = [part.partition("=") for part in query.split("&")]
+    rest = "&".join("".join(pair) for pair in pairs if pair[0] not in SENTINEL_LOGIN)
+    return rest, {SENTINEL_LOGIN[n]: unquote(v) for n, _, v in pairs if n in SENTINEL_LOGIN}
 
 
 def _of_query(scheme: str, query: str) -> dict[str, Any]:

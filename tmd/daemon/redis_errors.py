@@ -48,7 +48,7 @@ REPLIES = (
         r"\bNOAUTH\b|\bWRONGPASS\b|AuthenticationError|[Aa]uthentication required"
         r"|invalid (username-)?password|AUTH <password> called without any password",
         "Redis does not accept the user or password",
-        "correct the login in [redis] url",
+        "correct the login in [redis] url; that of Sentinels is its option sentinel_password",
     ),
     Cause(
         r"\bNOPERM\b|NoPermissionError|no permissions",

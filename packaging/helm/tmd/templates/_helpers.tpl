@@ -44,7 +44,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- else if $root.Values.redis.install -}}
 {{- $places := list -}}
 {{- range splitList " " (include "tmd.redis.hosts" $root) -}}{{- $places = append $places (printf "%s:26379" .) -}}{{- end -}}
-redis+sentinel://:{{ index . 1 }}@{{ join "," $places }}/tmd/0
+redis+sentinel://:{{ index . 1 }}@{{ join "," $places }}/tmd/0?sentinel_password={{ index . 1 }}
 {{- else -}}
 {{ required "redis.url: name your Redis, such as redis://:PASSWORD@redis.example:6379/0, or set redis.install" $root.Values.redis.url }}
 {{- end -}}
