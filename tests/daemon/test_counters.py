@@ -17,6 +17,7 @@ from tmd.daemon.counters import (
     Histogram,
     JobCounter,
 )
+from tmd.daemon.loss_ledger import CREDITS
 
 RECORD = record("h1", "h2")
 NOBODY = ClusterView()
@@ -166,6 +167,79 @@ def test_lost_time_is_written_once_also_if_the_answer_of_the_store_is_lost(store
     after = counter.ledger.into(structs.replace(found, revision=9, lease_epoch=5))
 
     assert after.lost == {"hold": 1.0, "failover": 2.0}
+
+
+def standing():
+    """A counter that has counted two seconds, and the record in which they are not yet."""
+    counter = JobCounter()
+    record = structs.replace(in_plan(failover(RECORD)), revision=7, lease_epoch=5)
+    for now in (0.0, 1.0):
+        counter.look(record, NOBODY, now)
+    return counter, record
+
+
+def written(counter, before, epoch):
+    """The next revision of ``before`` as the leader of ``epoch`` writes it."""
+    return counter.ledger.into(
+        structs.replace(before, revision=before.revision + 1, lease_epoch=epoch)
+    )
+
+
+def test_a_write_that_arrives_late_counts_once_and_loses_nothing():
+    """It is tried again for the same revision while the first is on its way. What was counted
+    meanwhile is added with the next revision."""
+    counter, before = standing()
+    first = written(counter, before, 5)
+    counter.look(before, NOBODY, 2.0)
+    again = written(counter, before, 5)
+    counter.look(first, NOBODY, 2.0)
+    counter.look(first, NOBODY, 3.0)
+    after = written(counter, first, 5)
+
+    assert first.lost == again.lost == {"failover": 2.0}
+    assert after.lost == {"failover": 6.0}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_lost_time_counts_once_also_if_another_leader_has_written_since(stored):
+    """Its record says whether it goes back to the one whose answer was lost."""
+    counter, before = standing()
+    tried = written(counter, before, 5)
+    base = tried if stored else structs.replace(before, revision=8, lease_epoch=6)
+    other = structs.replace(base, revision=9, lease_epoch=6)
+    counter.look(other, NOBODY, 1.0)
+    after = written(counter, other, 7)
+
+    assert after.lost == {"failover": 2.0}
+
+
+def test_of_two_attempts_for_one_revision_the_stored_one_counts():
+    """This host had lost the lease and got it again in between."""
+    counter, before = standing()
+    first = written(counter, before, 5)
+    counter.look(before, NOBODY, 2.0)
+    second = written(counter, before, 7)
+    counter.look(first, NOBODY, 2.0)
+    after = written(counter, first, 7)
+
+    assert (first.lost, second.lost) == ({"failover": 2.0}, {"failover": 4.0})
+    assert after.lost == {"failover": 4.0}
+
+
+def test_a_record_names_a_bounded_number_of_leaders_that_have_added():
+    """An attempt of one that is not named any more counts as stored: no loss is shown twice."""
+    counter, before = standing()
+    written(counter, before, 5)
+    later = structs.replace(before, revision=9, lease_epoch=6)
+    for epoch in range(6, 30):
+        other, _ = standing()
+        later = written(other, later, epoch)
+    counter.look(later, NOBODY, 1.0)
+
+    assert [c.lease_epoch for c in later.credited] == list(range(30 - CREDITS, 30))
+    assert written(counter, later, 30) == structs.replace(
+        later, revision=later.revision + 1, lease_epoch=30
+    )
 
 
 def test_nothing_unwritten_is_kept_of_a_job_that_is_gone():

@@ -261,6 +261,15 @@ RECORD_VERSION = 1
 a host reads only an earlier version, the leader writes that one, and nothing that needs a later."""
 
 
+class Credit(Struct, frozen=True):
+    """A leader added to the lost time of a job. It shows that one whether a write was stored whose
+    answer it did not get."""
+
+    lease_epoch: int
+    revision: int
+    """That of its latest addition."""
+
+
 class JobRecord(Struct, frozen=True):
     """The agreed facts about one job; one key, changed by compare-and-set."""
 
@@ -286,6 +295,8 @@ class JobRecord(Struct, frozen=True):
     """Version in which it is written, at most :data:`RECORD_VERSION` of its leader. One that is
     above that of a reader is left alone there: see :mod:`tmd.daemon.job_records`."""
     lost: dict[str, float] = {}  # cause -> rank seconds, counted by all leaders of this run
+    credited: tuple[Credit, ...] = ()
+    """The latest leaders that added to ``lost``, by lease epoch."""
 
     @property
     def parties(self) -> tuple[Member, ...]:
