@@ -48,6 +48,18 @@ def test_a_leader_that_can_read_all_records_has_no_successors() -> None:
     assert successors(ClusterView(hosts=hosts, unread=("h2",))) == frozenset()
 
 
+def test_a_candidate_that_has_given_way_abstains_while_anybody_leads() -> None:
+    """And for a lifetime of a lease after that. Once a host leads to which it gave way it is a
+    candidate as any other."""
+    way, _ = GivingWay().to(frozenset({"h1"}), now=10.0, ttl_s=9.0)
+    later = way.saw("h3#i", 18.0, 9.0)
+
+    assert way.saw("", 18.0, 9.0) == way
+    assert (way.rest(19.0), later.rest(19.0), later.rest(27.0)) == (0.0, 8.0, 0.0)
+    assert way.saw("h1#i", 18.0, 9.0) == GivingWay()
+    assert later.to(frozenset({"h1"}), 30.0, 9.0) == (later, False)
+
+
 def test_a_candidate_gives_way_again_once_another_has_led() -> None:
     """To the same hosts it does only once, and to a new one at once."""
     way, gives = GivingWay().to(frozenset({"h1"}), now=10.0, ttl_s=9.0)

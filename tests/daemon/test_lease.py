@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -155,6 +156,67 @@ async def test_a_candidate_that_gives_way_leaves_the_lease_to_another(tmp_path):
             again = one.gives_way_to(frozenset({"b"}))
 
     assert (gives, again) == (True, False)
+
+
+@contextlib.asynccontextmanager
+async def hearing(store, *group):
+    """Candidates that are told when a leader has stepped down."""
+
+    async def listen(one):
+        async for _ in store.listen():
+            one.vacant.ring()
+
+    async with running(*group):
+        ears = [asyncio.create_task(listen(one)) for one in group]
+        yield
+        for ear in ears:
+            ear.cancel()
+
+
+async def test_hosts_that_cannot_read_a_record_win_the_lease_once_each_at_most(tmp_path):
+    """Also where each takes half a lease to notice, and all are faster than the one that can."""
+    store = MemoryStore()
+    old = [candidate(store, name, tmp_path) for name in "abcdef"]
+    new = candidate(store, "n", tmp_path)
+    led = []
+
+    async def notice(one):
+        while True:
+            await one.elected.wait(1.0)
+            if one.leading:
+                led.append(one.holder)
+                await asyncio.sleep(TTL / 2)
+                if one.gives_way_to(frozenset({"n"})):
+                    await one.step_down()
+
+    async with hearing(store, *old, new):
+        notices = [asyncio.create_task(notice(one)) for one in old]
+        await until(lambda: new.leading, within_s=20 * TTL, every_s=0.01)
+        await asyncio.sleep(10 * TTL)
+        for task in notices:
+            task.cancel()
+
+        assert new.leading
+    assert len(led) == len(set(led)) > 0
+
+
+async def test_a_candidate_that_gave_way_abstains_while_any_other_leads(tmp_path):
+    """It is no candidate at the moment at which that one steps down, but some time later."""
+    store = MemoryStore()
+    one, other = candidate(store, "a", tmp_path), store.client()
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        one.gives_way_to(frozenset({"n"}))
+        await one.step_down()
+        await other.acquire("b", ttl_s=9 * TTL, floor=0)
+        await asyncio.sleep(3 * TTL)
+        await other.release("b")
+        one.vacant.ring()
+        await asyncio.sleep(TTL - RENEW - 0.1)
+        waited = not one.leading
+        await until(lambda: one.leading, within_s=TTL, every_s=0.01)
+
+    assert waited
 
 
 async def test_a_candidate_that_gave_way_in_vain_leads_again(tmp_path):

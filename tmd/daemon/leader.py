@@ -104,7 +104,7 @@ class Candidate:
         try:
             while True:
                 if (rest := self._way.rest(asyncio.get_running_loop().time())) > 0:
-                    await asyncio.sleep(rest)
+                    await self._abstain(rest)
                     continue
                 answer = await self._ask()
                 if self._way.rest(asyncio.get_running_loop().time()) > 0:
@@ -114,6 +114,18 @@ class Candidate:
                 await self.vacant.wait(wait_s)
         finally:
             await asyncio.shield(self.step_down())
+
+    async def _abstain(self, rest: float) -> None:
+        """Wait a part of ``rest``, and look whether another one leads."""
+        await asyncio.sleep(min(rest, self._config.renew_s))
+        try:
+            leader = await self._store.leader()
+        except StoreUnavailable as error:
+            await self._store_health.failed(StoreLoop.LEASE, error)
+            return
+        self._store_health.worked(StoreLoop.LEASE)
+        now = asyncio.get_running_loop().time()
+        self._way = self._way.saw(leader, now, self._config.ttl_s)
 
     async def _ask(self) -> Answer | None:
         config = self._config

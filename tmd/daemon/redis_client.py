@@ -27,7 +27,7 @@ UNKNOWN_OPTION = (
 SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Schemes of a server that Sentinels name, and of the server itself."""
 SENTINEL_LOGIN = {"sentinel_username": "username", "sentinel_password": "password"}
-"""Options at the end of a URL with the login of the Sentinels, which may differ from the server's."""
+"""Options at the end of a URL: the login of the Sentinels, which may be another one."""
 
 
 def connect(url: str, timeout_s: float) -> Redis:

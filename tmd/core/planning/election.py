@@ -26,7 +26,8 @@ MOST_PERIODS = 3
 or somebody may have stored one that does not lapse."""
 
 WAY_TTLS = 1.0
-"""Lifetimes of a lease for which a candidate gives way: each other one asks at least once."""
+"""Lifetimes of a lease for which a candidate abstains although nobody leads: each other one asks at
+least once."""
 
 
 class Granted(Struct, frozen=True):
@@ -65,8 +66,10 @@ def updated(lease: Lease, answer: Answer, *, sent_at: float, ttl_s: float) -> Le
 class GivingWay(Struct, frozen=True):
     """A candidate that leaves the lease to others: hosts that can read what it cannot.
 
-    It gives way once to the same hosts. If none of them takes the lease, perhaps since none may
-    lead, it leads again: other jobs must not be without a leader.
+    It gives way once to the same hosts, and then abstains for as long as anybody leads, and for
+    some time without a leader. So each host that cannot read a record wins the lease once at most
+    before one that can. If none of these takes it, perhaps since none may lead, a host that has
+    given way leads again: other jobs must not be without a leader.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -79,6 +82,14 @@ class GivingWay(Struct, frozen=True):
         if hosts <= self.hosts:
             return self, False
         return GivingWay(self.hosts | hosts, now + WAY_TTLS * ttl_s), True
+
+    def saw(self, leader: str, now: float, ttl_s: float) -> GivingWay:
+        """While it abstains, ``leader`` holds the lease; empty if nobody does."""
+        if not leader:
+            return self
+        if leader.partition("#")[0] in self.hosts:
+            return GivingWay()
+        return GivingWay(self.hosts, now + WAY_TTLS * ttl_s)
 
     def after(self, answer: Answer) -> GivingWay:
         """After an ``answer`` of the store."""
