@@ -140,7 +140,7 @@ async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, exec
     async with running(executor):
         await asyncio.sleep(0.01)
         await data.client().put_job(record(revision=1), expected=0)
-        executor.bell.ring()
+        executor.look()
         await asyncio.sleep(0.01)
         at_once = executor._records.jobs["job"].revision
         await data.client().put_job(record(revision=2), expected=1)

@@ -41,7 +41,7 @@ OVER = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host
 
 
 class Executor:
-    """One per daemon. ``bell`` rings when a record may have changed, or a worker is new."""
+    """One per daemon. It reads again when the roster has a new worker, and when it is told."""
 
     def __init__(
         self,
@@ -56,7 +56,6 @@ class Executor:
         report: RaiseFinding = lambda _: None,
     ) -> None:
         """``leads``: whether this daemon is the leader. ``report`` raises findings about jobs."""
-        self.bell = roster.joined
         self._store = store
         self._records = records
         self._agents = agents
@@ -78,14 +77,18 @@ class Executor:
                 await self._store_health.failed(StoreLoop.RECORDS, error)
                 continue
             self._store_health.worked(StoreLoop.RECORDS)
-            await self.bell.wait(self._poll_s)
+            await self._roster.records_due.wait(self._poll_s)
+
+    def look(self) -> None:
+        """Read the records of the jobs that have workers here at once: one may have changed."""
+        self._roster.records_due.ring()
 
     def look_at_all(self) -> None:
         """Read the records of the jobs that have workers here at once, and soon those of all: the
         store may have lost any."""
         now = asyncio.get_running_loop().time()
         self._all_at = min(self._all_at, now + random.uniform(0, SOON_S))
-        self.bell.ring()
+        self.look()
 
     async def turn(self) -> None:
         """Read the records once and apply them."""

@@ -28,7 +28,7 @@ class LaterRecord(Struct, frozen=True):
 
 
 class StoredJobs(NamedTuple):
-    """All records of a store."""
+    """Records of a store: all, or those that were asked for."""
 
     records: tuple[JobRecord, ...]
     unread: tuple[str, ...]

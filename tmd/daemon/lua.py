@@ -203,8 +203,8 @@ JOBS_NAMED = (
     _CHECKED
     + _RECORDS
     + """
--- KEYS jobs   ARGV prefix; name, and revision, fence and seal, of each record that is asked for;
--- these are empty if it is not known
+-- ARGV prefix; name, and revision, fence and seal, of each record that is asked for; these are
+-- empty if it is not known
 local names = {}
 for n = 2, #ARGV, 2 do table.insert(names, ARGV[n]) end
 return jobs(names, 2)

@@ -37,8 +37,9 @@ class Roster:
 
     def __init__(self) -> None:
         self.urgent = WakeEvent()
-        self.joined = WakeEvent()
-        """Rings when a worker is new."""
+        self.records_due = WakeEvent()
+        """Rings when the records of the jobs here are to be read: a worker is new, or one may have
+        changed."""
         self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
         self._feeds: set[StatusFeed] = set()
@@ -73,7 +74,7 @@ class Roster:
         if known is None:
             known = self.workers[status.worker] = KnownWorker(status, now)
             urgent = True
-            self.joined.ring()
+            self.records_due.ring()
         else:
             urgent = is_urgent(known.status, status)
             known.status, known.heard_at, known.connected = status, now, True

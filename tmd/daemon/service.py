@@ -189,7 +189,7 @@ class Service:
                 self.leader.hear(wake)
             case Topic.JOBS:
                 if not wake.about or wake.about in self.roster.jobs:
-                    self.executor.bell.ring()
+                    self.executor.look()
             case Topic.HEALTHY:
                 if wake.about in ("", self._settings.host.name):
                     self.health.bell.ring()

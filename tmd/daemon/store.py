@@ -115,7 +115,7 @@ class RedisStore:
 
     async def jobs_named(self, names: Collection[str]) -> StoredJobs:
         known = self._named.known
-        reply = await self._run(lua.JOBS_NAMED, ["jobs"], *demands(names, known)) if names else ()
+        reply = await self._run(lua.JOBS_NAMED, [], *demands(names, known)) if names else ()
         return self._named.read(reply, known)
 
     async def clock(self) -> float:

@@ -29,8 +29,9 @@ def remembered(before: Heard, view: ClusterView, now: float) -> dict[str, LastHe
     """What is known of the hosts that live or take part in a job. One that was never heard counts
     as if it had just been, and read what is written now: another leader may have heard it."""
     found = {h.host: LastHeard(h.reads, now) for h in view.hosts}
-    lowest = sorted(view.jobs, key=lambda r: -r.v)
-    silent = {m.host: r.v for r in lowest for m in r.parties if m.host not in found}
+    # The last one counts: the earliest version in which a job of the host is written.
+    latest_first = sorted(view.jobs, key=lambda r: -r.v)
+    silent = {m.host: r.v for r in latest_first for m in r.parties if m.host not in found}
     for host, written in silent.items():
         found[host] = before.get(host) or LastHeard(written, now)
     return found
