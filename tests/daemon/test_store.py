@@ -512,6 +512,7 @@ def test_sentinels_may_have_a_login_of_their_own():
     """Signs that an address cannot hold are written as in the login of the server."""
     url = "redis+sentinel://u:p%40@h/s?sentinel_password=a%2Bb%26+c&sentinel_username=me"
     pool = connect(f"{url}&socket_keepalive=yes", 1.0).connection_pool
+    assert isinstance(pool, SentinelConnectionPool)
     (sentinel,) = pool.sentinel_manager.sentinels
     own = sentinel.connection_pool.connection_kwargs
 

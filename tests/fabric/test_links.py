@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -14,12 +15,12 @@ import torch.distributed as dist
 
 from tests.fabric.circle import KEY, Circle, at_once, circle, member, sync
 from tests.trainer.wire import linked
-from tmd.core.values.errors import LinkError, LinkRefused
+from tmd.core.values.errors import LinkError, LinkRefused, LinkTimeout
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import FrameHeader, FrameKind
-from tmd.fabric.handshake import MAGIC, NONCE, PROOF, LinkPurpose, Talk, acceptor, dialer
+from tmd.fabric.handshake import MAGIC, NONCE, PROOF, VERSION, LinkPurpose, Talk, acceptor, dialer
 from tmd.fabric.listener import HALF_OPEN
 from tmd.fabric.transfer import receive, send
 
@@ -78,6 +79,55 @@ def test_port_scan_and_half_open_connections_disturb_nobody(pair: Circle) -> Non
     finally:
         for sock in silent:
             sock.close()
+
+
+def test_who_is_refused_sees_an_orderly_end_and_who_is_dropped_a_reset(pair: Circle) -> None:
+    """Also with something unread: a joiner must not take a lack of room for a refusal."""
+    place = endpoint(pair.fabrics[1])
+    greeting = _bytes(next(dialer(KEY, "w0", "w1", "0", LinkPurpose.COLLECTIVE, 1)))
+    with socket.create_connection(place) as sock:
+        sock.sendall(greeting[:4] + (VERSION + 1).to_bytes(2, "little") + greeting[6:])
+        sock.settimeout(10)
+        refused = sock.recv(1)
+    silent = [socket.create_connection(place) for _ in range(HALF_OPEN + 1)]
+    try:
+        silent[0].settimeout(10)
+        with pytest.raises(ConnectionResetError):
+            silent[0].recv(1)
+    finally:
+        for sock in silent:
+            sock.close()
+
+    assert refused == b""
+
+
+def test_a_connection_that_breaks_in_a_handshake_refuses_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = Member("w1", "here", f"127.0.0.1:{server.getsockname()[1]}")
+
+        def breaks() -> None:
+            sock, _ = server.accept()
+            sock.recv(1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+
+        thread = threading.Thread(target=breaks)
+        thread.start()
+        with pytest.raises(LinkError, match="handshake with w1 failed") as raised:
+            Caller("w0", KEY).dial(peer, "0", LinkPurpose.COLLECTIVE, 1, timeout=5)
+        thread.join(5)
+
+    assert not isinstance(raised.value, LinkRefused)
+
+
+def test_a_wait_that_ran_out_is_told_from_one_that_was_cancelled(pair: Circle) -> None:
+    fabric = pair.fabrics[0]
+    with pytest.raises(LinkTimeout, match="no caller for x within"):
+        fabric.accept("x", timeout=0.01)
+    with pytest.raises(LinkError, match="cancelled") as raised:
+        fabric.accept("x", timeout=5, cancel=lambda: True)
+
+    assert not isinstance(raised.value, LinkTimeout)
 
 
 def test_wrong_key_is_refused_and_logged_once(

@@ -69,6 +69,9 @@ class Pods:
         )
         return done.stdout
 
+    def answers(self, host: str, port: str) -> bool:
+        return "PONG" in self.ask(host, port, "ping")
+
     def masters(self) -> set[str]:
         return {h for h in self.hosts if "role:master" in self.ask(h, self.redis, "info")}
 
@@ -137,7 +140,7 @@ async def test_nobody_without_the_password_is_answered(pods: Pods) -> None:
     first = pods.hosts[0]
     pods.start(first)
     for port in (pods.redis, pods.sentinel):
-        await until(lambda p=port: "PONG" in pods.ask(first, p, "ping"), "it answers", WITHIN_S)
+        await until(partial(pods.answers, first, port), "it answers", WITHIN_S)
 
         assert "NOAUTH" in pods.ask(first, port, "info", password="")
     async with store_of(pods) as store:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Member
 from tmd.fabric import Fabric
+from tmd.fabric.handshake import OPENING
 from tmd.trainer.state_transfer.source_call import await_call
 
 pytestmark = pytest.mark.timeout(60)
@@ -61,6 +64,59 @@ def test_a_source_that_calls_late_is_waited_for() -> None:
         caller.join()
 
         assert link.peer == "source"
+
+
+@contextmanager
+def answering(ends: Callable[[socket.socket], None]) -> Iterator[Member]:
+    """A source that ends each handshake in its own way."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    sock, _ = server.accept()
+                except OSError:
+                    return
+                with sock:
+                    ends(sock)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Member("source", "here", f"127.0.0.1:{server.getsockname()[1]}")
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def breaks(sock: socket.socket) -> None:
+    """As a process that is killed, or a network without a way."""
+    sock.recv(1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def refuses_the_version(sock: socket.socket) -> None:
+    """As release 0.1.0: it closes whatever else has come, which resets the connection."""
+    sock.recv(OPENING, socket.MSG_WAITALL)
+
+
+def test_a_source_whose_connections_break_is_waited_for() -> None:
+    """However often: that is no refusal. The leader names a source that is lost."""
+    with two() as (joiner, _), answering(breaks) as source:
+        looks = iter([False] * 30)
+        with pytest.raises(LinkError, match="cancelled"):
+            await_call(joiner, "state", source, lambda: next(looks, True), SOON_S)
+
+
+def test_a_source_that_refuses_the_version_and_resets_is_not_waited_for() -> None:
+    """It hears the version alone at first."""
+    closed = "source closed the handshake: it has another key, release of tmd or worker id"
+    with (
+        two() as (joiner, _),
+        answering(refuses_the_version) as source,
+        pytest.raises(StateMismatch, match=closed),
+    ):
+        await_call(joiner, "state", source, lambda: False, SOON_S)
 
 
 def test_the_wait_ends_with_its_directive() -> None:

@@ -89,7 +89,7 @@ class LossLedger:
 
     def _settle(self, job: str, lost: Mapping[str, float]) -> None:
         left = Counter(self._pending.pop(job, Counter()))
-        left.subtract(lost)  # type: ignore[arg-type]
+        left.subtract(lost)
         if rest := Counter({cause: s for cause, s in left.items() if s > 0}):
             self._pending[job] = rest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from dataclasses import dataclass
@@ -9,9 +10,18 @@ from dataclasses import dataclass
 from tmd.core.values.errors import LinkError, LinkRefused
 from tmd.core.values.model import Member
 from tmd.core.values.reasons import in_words
-from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, LinkPurpose, dialer
+from tmd.fabric.handshake import (
+    OPENING,
+    HandshakeReply,
+    HandshakeVerdict,
+    LinkPurpose,
+    Talk,
+    dialer,
+)
 from tmd.fabric.link import Link
 
+VERSION_S = 0.25
+"""How long a peer has for ending the handshake once it knows the version."""
 CLOSED = "{} closed the handshake: it has another key, release of tmd or worker id"
 
 
@@ -30,9 +40,9 @@ class Caller:
         Raises LinkRefused if it refuses, LinkError if it cannot be reached in ``timeout`` seconds.
         """
         sock, answer = self._talk(member, group, lane, epoch, timeout)
-        if answer.verdict is not HandshakeVerdict.ACCEPTED:
+        if why := _refusal(member, answer):
             sock.close()
-            raise LinkRefused(f"{member.worker} refused the link: {answer.detail}")
+            raise LinkRefused(why)
         try:
             return Link(sock, member.worker, self.worker, epoch)
         except OSError as e:
@@ -48,9 +58,32 @@ class Caller:
         sock.close()
         return answer
 
+    def refusal(self, member: Member, *, timeout: float) -> str:
+        """Why ``member`` refuses links of this worker; empty if it does not, or does not answer.
+
+        A peer that dies, or has no room for a handshake, resets the connection: that is no refusal.
+        So does one of release 0.1.0 that refuses the version with more to read, so it gets the
+        version alone at first.
+        """
+        try:
+            sock, answer = self._talk(member, "greeting", LinkPurpose.RAW, -1, timeout, VERSION_S)
+        except LinkRefused as e:
+            return str(e)
+        except LinkError:
+            return ""
+        sock.close()
+        return _refusal(member, answer)
+
     def _talk(
-        self, member: Member, group: str, lane: LinkPurpose, epoch: int, timeout: float
+        self,
+        member: Member,
+        group: str,
+        lane: LinkPurpose,
+        epoch: int,
+        timeout: float,
+        version_s: float = 0.0,
     ) -> tuple[socket.socket, HandshakeReply]:
+        """``version_s``: how long the peer may take to refuse the version before it hears more."""
         deadline = time.monotonic() + timeout
         host, _, port = member.address.rpartition(":")
         try:
@@ -60,41 +93,49 @@ class Caller:
                 f"cannot reach {member.worker} at {member.address}: {in_words(e)}"
             ) from e
         try:
-            return sock, self._converse(sock, member, group, lane, epoch, deadline)
+            talk = dialer(self.key, self.worker, member.worker, group, lane, epoch)
+            return sock, _converse(sock, talk, member.worker, deadline, version_s)
         except LinkError:
             sock.close()
             raise
-        except ConnectionResetError as e:
-            # The peer had not read all that was sent when it closed.
-            sock.close()
-            raise LinkRefused(CLOSED.format(member.worker)) from e
         except OSError as e:
             sock.close()
             raise LinkError(f"handshake with {member.worker} failed: {in_words(e)}") from e
 
-    def _converse(
-        self,
-        sock: socket.socket,
-        member: Member,
-        group: str,
-        lane: LinkPurpose,
-        epoch: int,
-        deadline: float,
-    ) -> HandshakeReply:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        talk = dialer(self.key, self.worker, member.worker, group, lane, epoch)
-        want = next(talk)
-        while True:
-            try:
-                if isinstance(want, bytes):
-                    sock.settimeout(max(0.001, deadline - time.monotonic()))
-                    sock.sendall(want)
-                    want = next(talk)
-                else:
-                    want = talk.send(_exactly(sock, want, deadline, member.worker))
-            except StopIteration as done:
-                answer: HandshakeReply = done.value
-                return answer
+
+def _refusal(member: Member, answer: HandshakeReply) -> str:
+    accepted = answer.verdict is HandshakeVerdict.ACCEPTED
+    return "" if accepted else f"{member.worker} refused the link: {answer.detail}"
+
+
+def _converse(
+    sock: socket.socket, talk: Talk[HandshakeReply], peer: str, deadline: float, version_s: float
+) -> HandshakeReply:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    want = next(talk)
+    if version_s and isinstance(want, bytes):
+        want = _after_version(sock, want, peer, version_s)
+    while True:
+        try:
+            if isinstance(want, bytes):
+                sock.settimeout(max(0.001, deadline - time.monotonic()))
+                sock.sendall(want)
+                want = next(talk)
+            else:
+                want = talk.send(_exactly(sock, want, deadline, peer))
+        except StopIteration as done:
+            answer: HandshakeReply = done.value
+            return answer
+
+
+def _after_version(sock: socket.socket, greeting: bytes, peer: str, version_s: float) -> bytes:
+    """Send the version; the rest of ``greeting``, unless ``peer`` ends the handshake."""
+    sock.settimeout(version_s)
+    sock.sendall(greeting[:OPENING])
+    with contextlib.suppress(TimeoutError):
+        if not sock.recv(1, socket.MSG_PEEK):
+            raise LinkRefused(CLOSED.format(peer))
+    return greeting[OPENING:]
 
 
 def _exactly(sock: socket.socket, count: int, deadline: float, peer: str) -> bytes:

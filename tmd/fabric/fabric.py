@@ -29,8 +29,7 @@ from tmd.fabric.tap import Tap
 from tmd.fabric.unfinished_step import UnfinishedStep
 from tmd.fabric.wait_timer import WaitTimer
 
-DRAIN = 60.0
-CLOSE_S = 5.0
+DRAIN, CLOSE_S = 60.0, 5.0
 
 
 class Fabric:
@@ -135,8 +134,7 @@ class Fabric:
         """
         if membership.epoch <= self._admission.epoch:
             raise ValueError(f"epoch {membership.epoch} is not newer than {self._admission.epoch}")
-        old = self.standing
-        if old is not None:
+        if (old := self.standing) is not None:
             old.close_silently()  # it is not a fault, but waiting threads must wake up
         self.step.at_rest(DRAIN) if within else self.drain()
         self.generations.enter(membership)
@@ -245,8 +243,7 @@ class Fabric:
             old = self._admission.standing
             links = dict(kept)
             for key, link in self._admission.take(membership.epoch).items():
-                surplus = put(links, key, link)
-                if surplus is not None:
+                if (surplus := put(links, key, link)) is not None:
                     surplus.close()
             for key in [k for k in links if k.worker not in workers]:
                 self._watch.leaves(key.group, links[key])  # it may still be in its last step
@@ -328,8 +325,7 @@ class Fabric:
         return received
 
     def _held(self) -> EpochView:
-        standing = self.standing
-        if standing is None:
+        if (standing := self.standing) is None:
             raise LinkError(f"{self.worker} holds no rank")
         return standing
 
@@ -344,6 +340,10 @@ class Fabric:
     ) -> Link:
         """The accepting side of :meth:`connect`. Raises LinkError. The caller closes the link."""
         return self._raw.accept(purpose, timeout=timeout, cancel=cancel)
+
+    def refusal(self, member: Member, *, timeout: float) -> str:
+        """Why ``member`` refuses links of this worker; empty if it does not, or does not answer."""
+        return self._caller.refusal(member, timeout=timeout)
 
     def _admit(self, hello: LinkHello, sock: socket.socket, seal: Seal) -> None:
         # Atomically, or a group created at this moment would attach the link a second time.

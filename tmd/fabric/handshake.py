@@ -35,6 +35,8 @@ MAX_HELLO = 2048
 MAX_ANSWER = 4096
 
 _PREFIX = Layout("<4sHH")
+OPENING = _PREFIX.size
+"""Bytes of a greeting that name protocol and version."""
 _LENGTH = Layout("<H")
 
 

@@ -1,7 +1,8 @@
 """The listening socket of a worker: unauthenticated callers are refused here.
 
 One thread advances all handshakes at once, so a slow one delays no other. Their number, size and
-duration are bounded; beyond the limit the oldest is dropped.
+duration are bounded; beyond the limit the oldest is dropped. Who is refused sees an orderly end,
+who is dropped a reset: a caller must not take one for the other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import logging
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,10 @@ from tmd.fabric.handshake import LinkHello, Seal, Talk, acceptor
 
 HALF_OPEN = 64
 DEADLINE = 5.0
+
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with which closing a connection resets it."""
+MOST_UNREAD = 16
 
 _log = logging.getLogger("tmd.fabric")
 
@@ -115,7 +121,10 @@ class Listener:
     def _advance(self, half_open: _HalfOpen) -> None:
         try:
             outcome = half_open.advance()
-        except (LinkRefused, OSError) as e:
+        except LinkRefused as e:
+            _read_out(half_open.sock)
+            return self._close(half_open, in_words(e))
+        except OSError as e:
             return self._drop(half_open, in_words(e))
         if outcome is None:
             return
@@ -136,6 +145,11 @@ class Listener:
         del self._half_open[half_open.sock.fileno()]
 
     def _drop(self, half_open: _HalfOpen, reason: str) -> None:
+        """End a handshake without saying anything about the caller."""
+        _reset(half_open.sock)
+        self._close(half_open, reason)
+
+    def _close(self, half_open: _HalfOpen, reason: str) -> None:
         self._forget(half_open)
         half_open.sock.close()
         refusal = (half_open.host, reason)
@@ -147,7 +161,21 @@ class Listener:
     def _end(self) -> None:
         for half_open in list(self._half_open.values()):
             self._forget(half_open)
+            _reset(half_open.sock)
             half_open.sock.close()
         self._select.close()
         self._sock.close()
         self._woken.close()
+
+
+def _reset(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
+def _read_out(sock: socket.socket) -> None:
+    """Closing a connection with something unread would reset it."""
+    with contextlib.suppress(OSError):
+        for _ in range(MOST_UNREAD):
+            if not sock.recv(4096):
+                return

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from tmd.core.values.errors import LinkError
+from tmd.core.values.errors import LinkError, LinkTimeout
 from tmd.fabric.link import Link
 
 PARKED = 64
@@ -49,7 +49,8 @@ class RawLinks:
     def accept(
         self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
     ) -> Link:
-        """The next link for ``purpose``; raises LinkError after ``timeout`` or on ``cancel``.
+        """The next link for ``purpose``; raises LinkTimeout after ``timeout``, LinkError on
+        ``cancel``.
 
         Without ``cancel`` the thread sleeps until there is a link: a permanent acceptor must not
         slow down training.
@@ -65,7 +66,7 @@ class RawLinks:
                 if self._closed or (cancel is not None and cancel()):
                     raise LinkError(f"waiting for a caller was cancelled ({purpose})")
                 if left <= 0:
-                    raise LinkError(f"no caller for {purpose} within {timeout} s")
+                    raise LinkTimeout(f"no caller for {purpose} within {timeout} s")
                 self._arrived.wait(_pause(left, cancel is not None))
 
     def close(self) -> None:

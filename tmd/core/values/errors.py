@@ -9,7 +9,8 @@ TmdError
 ├── WireError           the peer on the Unix socket sent bytes that violate our protocol
 ├── PluginError         a plug-in cannot be loaded or broke its contract; names plug-in and origin
 ├── LinkError           a link between workers failed or was refused
-│   └── LinkRefused     the peer is no member, has another key, epoch or version
+│   ├── LinkRefused     the peer says that we are no member, have another key, epoch or version
+│   └── LinkTimeout     nobody called within the time that the caller gave
 └── StateMismatch       the state to be moved does not fit; the message names tensors and shapes
 """
 
@@ -64,7 +65,12 @@ class LinkError(TmdError):
 
 
 class LinkRefused(LinkError):
-    """The peer of a link is no member, or has another key, epoch or version."""
+    """One end of a link takes the other for no member, or for one with another key, epoch or
+    version. It said so, or ended the handshake in order; a connection that breaks says nothing."""
+
+
+class LinkTimeout(LinkError):
+    """Nobody called within the time that the caller gave."""
 
 
 class StateMismatch(TmdError):

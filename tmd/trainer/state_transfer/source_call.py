@@ -7,18 +7,17 @@ leader.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from tmd.core.planning.directives import Prepare, Sync
-from tmd.core.values.errors import LinkError, LinkRefused, StateMismatch
+from tmd.core.values.errors import LinkTimeout, StateMismatch
 from tmd.core.values.model import Member
 from tmd.fabric import Fabric, Link
 
 PATIENCE_S = 1.5
 CALL_S = 1.0
 ENOUGH = 2
-"""Refusals in a row: a source that dies in a handshake looks like one that refuses, once."""
+"""Refusals in a row: a source that ends in a handshake may look like one that refuses, once."""
 
 
 def await_call(
@@ -39,13 +38,10 @@ def await_call(
         return fabric.accept(purpose, cancel=cancelled)
     refusals = 0
     while True:
-        began = time.monotonic()
         try:
             return fabric.accept(purpose, timeout=patience_s, cancel=cancelled)
-        except LinkError:
-            if time.monotonic() - began < patience_s or cancelled():
-                raise
-        why = _refusal(fabric, source)
+        except LinkTimeout:
+            why = fabric.refusal(source, timeout=CALL_S)
         refusals = refusals + 1 if why else 0
         if refusals >= ENOUGH:
             raise StateMismatch(f"no state can be had: {why}")
@@ -56,14 +52,3 @@ def source_of(directive: Prepare | Sync) -> Member | None:
     if isinstance(directive, Prepare):
         return None
     return next(m.source for m in directive.moves if m.rank == directive.rank)
-
-
-def _refusal(fabric: Fabric, source: Member) -> str:
-    """Why ``source`` refuses links of this worker; empty if it does not, or does not answer."""
-    try:
-        fabric.connect(source, "greeting", timeout=CALL_S).close()
-    except LinkRefused as error:
-        return str(error)
-    except LinkError:
-        pass
-    return ""
