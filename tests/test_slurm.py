@@ -3,146 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.marks import program
+from tests.slurm import EXAMPLES, scontrol, sinfo, slurm, until
 from tests.test_cli import tmd
 from tests.values import alert
 from tmd.cli.slurm import Synchronizer
 from tmd.config import parse
 from tmd.core.alerts.findings import DECLARED
-from tmd.core.planning.slurm import SINFO_FORMAT, Changes, Rules, nodes_of
+from tmd.core.planning.slurm import Changes, Node, Rules
 from tmd.core.values.errors import Conflict
 from tmd.core.values.model import Alert, ClusterView, HostStatus, Severity, Strategy
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.store import open_store
 from tmd.testing import MemoryStore
 
-ROOT = Path(__file__).parents[1]
-SLURM = ROOT / "examples" / "slurm"
-WITHIN_S = 30.0
 FAULT = alert(code="nvml.ecc", severity=Severity.FATAL, strategy=Strategy.ACT, message="row 'x'")
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
-@contextmanager
-def started(*command: str | Path, log: Path, **environment: str) -> Iterator[None]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*map(str, command)], stdout=out, stderr=out, env={**os.environ, **environment}
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Two nodes, and one without a daemon in a hidden partition; the environment in which the
-    commands of Slurm find them."""
-    for name, package in (("munged", "munge"), ("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm")):
-        program(name, package)
-    folder = tmp_path_factory.mktemp("slurm")
-    munge = folder / "munge"
-    munge.mkdir(mode=0o700)
-    (munge / "key").write_bytes(os.urandom(64))
-    (munge / "key").chmod(0o600)
-    (folder / "state").mkdir()
-    (folder / "spool").mkdir()
-    control, *nodes = free_ports(4)
-    me, host = getpass.getuser(), socket.gethostname()
-    lines = [
-        "ClusterName=t",
-        f"SlurmctldHost={host}(127.0.0.1)",
-        f"SlurmUser={me}",
-        f"SlurmdUser={me}",
-        f"SlurmctldPort={control}",
-        "AuthType=auth/munge",
-        f"AuthInfo=socket={munge}/socket",
-        "CredType=cred/munge",
-        f"StateSaveLocation={folder}/state",
-        f"SlurmdSpoolDir={folder}/spool/%n",
-        f"SlurmctldPidFile={folder}/control.pid",
-        f"SlurmdPidFile={folder}/%n.pid",
-        *("ProctrackType=proctrack/pgid", "TaskPlugin=task/none", "SelectType=select/linear"),
-        *("ReturnToService=2", "MpiDefault=none"),
-        *(
-            f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1"
-            for number, port in enumerate(nodes, start=1)
-        ),
-        "PartitionName=all Nodes=n1,n2 Default=YES State=UP",
-        "PartitionName=again Nodes=n1,n2 State=UP",
-        "PartitionName=hidden Nodes=n3 State=UP Hidden=YES",
-    ]
-    (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
-    found = {"SLURM_CONF": str(folder / "slurm.conf")}
-    own = [f"--{name}={munge}/{name.partition('-')[0]}" for name in ("key-file", "socket")]
-    own += [f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"]
-    with ExitStack() as stack:
-        enter = stack.enter_context
-        enter(started("munged", "--foreground", "--force", *own, log=folder / "munged"))
-        until(lambda: (munge / "socket").exists(), folder)
-        enter(started("slurmctld", "-D", log=folder / "control", **found))
-        for name in ("n1", "n2"):
-            enter(started("slurmd", "-D", "-N", name, log=folder / name, **found))
-        until(lambda: [n.state for n in sinfo(found)] == ["idle", "idle"], folder)
+    """Two nodes, and one without a daemon in a hidden partition."""
+    with slurm(tmp_path_factory.mktemp("slurm"), ("n1", "n2"), ("n3",)) as found:
         yield found
 
 
-def until(condition: Any, logs: Path) -> None:
-    """Slurm has no event for it, so it is asked again."""
-    end = time.monotonic() + WITHIN_S
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(
-                "\n".join(
-                    p.read_text(errors="replace") for p in logs.glob("[cnm]*[0-9dl]") if p.is_file()
-                )
-            )
-        time.sleep(0.05)
-
-
-def sinfo(found: dict[str, str]) -> list[Any]:
-    """The two nodes with a daemon. Root sees hidden ones, too."""
-    done = subprocess.run(
-        ["sinfo", "--Node", "--noheader", "--format", SINFO_FORMAT],
-        env={**os.environ, **found},
-        capture_output=True,
-        text=True,
-    )
-    shown = (node for node in nodes_of(done.stdout) if node.name != "n3")
-    return sorted(shown, key=lambda n: n.name)
-
-
-def scontrol(found: dict[str, str], *arguments: str) -> None:
-    subprocess.run(["scontrol", *arguments], env={**os.environ, **found}, check=True)
+def pair(found: dict[str, str]) -> list[Node]:
+    """The two nodes with a daemon."""
+    return [node for node in sinfo(found) if node.name != "n3"]
 
 
 @pytest.fixture
@@ -178,7 +76,7 @@ def sync(cluster: dict[str, str], redis_url: str, tmp_path: Path) -> Iterator[An
         return done.stdout + done.stderr
 
     yield run, told
-    for node in sinfo(cluster):
+    for node in pair(cluster):
         if node.is_drained:
             scontrol(cluster, "update", f"NodeName={node.name}", "State=UNDRAIN")
 
@@ -188,18 +86,18 @@ def test_slurm_takes_the_example_of_a_job_with_a_spare(
 ) -> None:
     """All its options; of two nodes, one is the spare."""
     done = subprocess.run(
-        ["sbatch", "--test-only", "--nodes=2", str(SLURM / "train.sbatch")],
+        ["sbatch", "--test-only", "--nodes=2", str(EXAMPLES / "train.sbatch")],
         env={**os.environ, **cluster},
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    text = (SLURM / "train.sbatch").read_text()
+    text = (EXAMPLES / "train.sbatch").read_text()
 
     assert done.returncode == 0, done.stderr
     assert "to start at" in done.stderr
     assert re.findall(r"^(#SBATCH|srun) --no-kill\b", text, re.MULTILINE) == ["#SBATCH", "srun"]
-    subprocess.run(["bash", "-n", str(SLURM / "train.sbatch")], check=True)
+    subprocess.run(["bash", "-n", str(EXAMPLES / "train.sbatch")], check=True)
 
 
 def test_drains_go_one_way_and_findings_the_other(cluster: dict[str, str], sync: Any) -> None:
@@ -208,16 +106,16 @@ def test_drains_go_one_way_and_findings_the_other(cluster: dict[str, str], sync:
     told(HostStatus("n1", "i"), HostStatus("n2", "i", alerts=(FAULT,)))
     scontrol(cluster, "update", "NodeName=n1", "State=DRAIN", "Reason=disk | swap")
     planned = run("--dry-run")
-    untouched = told().drains, sinfo(cluster)[1].state
+    untouched = told().drains, pair(cluster)[1].state
     run("--once")
-    view, nodes = told(), sinfo(cluster)
+    view, nodes = told(), pair(cluster)
     again = run("--once")
     scontrol(cluster, "update", "NodeName=n1", "State=RESUME")
     told(HostStatus("n2", "i"))
     run("--once")
-    too_soon = sinfo(cluster)[1].state
+    too_soon = pair(cluster)[1].state
     run("--once", "--resume-after", "0")
-    over, after = told(), sinfo(cluster)
+    over, after = told(), pair(cluster)
 
     assert planned.splitlines() == [
         "would drain host n1: slurm: disk | swap",
@@ -247,7 +145,7 @@ def test_a_change_that_fails_stops_no_other_and_is_not_reported_as_done(
     told(HostStatus("n1", "i", alerts=(FAULT,)), HostStatus("n2", "i", alerts=(FAULT,)))
     printed = run("--once", status=1, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
-    assert [n.state for n in sinfo(cluster)] == ["idle", "drained"]
+    assert [n.state for n in pair(cluster)] == ["idle", "drained"]
     assert printed.splitlines() == [
         "drain node n2: tmd: nvml.ecc: row 'x'",
         "tmd: cannot drain node n1: tmd: nvml.ecc: row 'x': scontrol update failed: refused",
@@ -288,7 +186,7 @@ def test_a_host_that_is_declared_healthy_gets_its_node_back_at_once(
         assert process.stdout is not None
         told(HostStatus("n1", "i", alerts=(FAULT,)))
         first = process.stdout.readline()  # it has looked
-        before = sinfo(cluster)[1].state
+        before = pair(cluster)[1].state
         told(alert(host="n2", code=DECLARED, entity="host", at=FAULT.at + 1))
         second = process.stdout.readline()
         process.terminate()
@@ -318,11 +216,11 @@ def check(cluster: dict[str, str], tmp_path: Path) -> Any:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         environment = {"PATH": path, "TMD_CONFIG": str(config), "SLURMD_NODENAME": "n2"}
         subprocess.run(
-            [str(SLURM / "health-check")],
+            [str(EXAMPLES / "health-check")],
             env={**os.environ, **cluster, **environment, "SCAN_SECONDS": "1"},
             check=True,
         )
-        return sinfo(cluster)[1]
+        return pair(cluster)[1]
 
     return run
 
@@ -359,10 +257,10 @@ def test_a_node_that_still_runs_a_job_is_drained_as_well(
         check=True,
     ).stdout.strip()
     try:
-        until(lambda: sinfo(cluster)[0].state == "allocated", tmp_path)
+        until(lambda: pair(cluster)[0].state == "allocated", tmp_path)
         scontrol(cluster, "update", "NodeName=n1", "State=DRAIN", "Reason=soon")
         run("--once")
-        state = sinfo(cluster)[0].state
+        state = pair(cluster)[0].state
     finally:
         subprocess.run(["scancel", submitted], env=environment, check=True)
 

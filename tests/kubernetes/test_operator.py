@@ -23,8 +23,8 @@ from tests.kubernetes.conftest import (
     until,
 )
 from tests.marks import extra, program
+from tests.slurm import free_ports
 from tests.test_cli import tmd
-from tests.test_slurm import free_ports
 from tests.values import alert
 from tmd.cli.kubernetes import labels_of, liveness_at
 from tmd.config import Settings

@@ -17,7 +17,7 @@ import pytest
 
 from tests.kubernetes.conftest import SECRET, until
 from tests.marks import program
-from tests.test_slurm import free_ports
+from tests.slurm import free_ports
 from tmd.config import parse
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.requests import DrainRequest
