@@ -192,12 +192,14 @@ def test_a_worker_that_ignores_sigterm_is_killed(launch: Callable[..., Started])
 # --- what cannot be started, and what does not join -----------------------------------------------
 
 
-def told(config: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    """Exit status, and what a launcher and its workers print."""
+def told(
+    config: Path, *command: str, options: tuple[str, ...] = (), end: tuple[str, ...] = ("--",)
+) -> tuple[int, str, str]:
+    """Exit status, and what a launcher and its workers print. ``end``: ends its own options."""
     done = subprocess.run(
         (
             *(sys.executable, "-m", "tmd.cli", "launch", "-c", str(config)),
-            *("--job", "j", "--nnodes", "1", *options, "--", *command),
+            *("--job", "j", "--nnodes", "1", *options, *end, *command),
         ),
         capture_output=True,
         text=True,
@@ -206,6 +208,16 @@ def told(config: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[in
         cwd=config.parent,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("end", [(), ("--",)], ids=["as it is", "marked"])
+def test_options_after_the_script_are_its_own(config: Path, end: tuple[str, ...]) -> None:
+    """Also one that the launcher has as well, and one that it would refuse."""
+    config.with_name("own.py").write_text("import sys; print(sys.argv[1:])")
+    options = ("--epochs", "3", "--job", "mine", "-v")
+    status, output, _ = told(config, "own.py", *options, end=end)
+
+    assert (status, output) == (0, f"{list(options)}\n")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ def _load(verb: str) -> Any:
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     loaded = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    loaded.command(verb)(found)
+    # What follows a training script belongs to it.
+    loaded.command(verb, context_settings={"allow_interspersed_args": verb != "launch"})(found)
     return typer.main.get_command(loaded)
 
 
