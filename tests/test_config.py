@@ -8,7 +8,7 @@ import socket
 import pytest
 from msgspec import structs
 
-from tmd.config import Settings, find_file, load
+from tmd.config import SOCKET, Settings, find_file, load, runtime_dir_of_user
 from tmd.core.alerts.findings import Rules
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits
@@ -318,3 +318,16 @@ def test_triage_is_set_up_per_detector_and_for_all(write):
 
     assert settings.triage.rules(settings.detector("nic")) == Rules(7.0, 5, 7200.0)
     assert settings.triage.rules(settings.detector("xid")).hold_s == 0
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [((), "own"), (("own",), "own"), (("service",), "service"), (("own", "service"), "own")],
+)
+def test_a_user_finds_the_daemon_that_runs_as_a_service(tmp_path, there, found):
+    """Unless one of their own runs; the folder of that is the default where none does."""
+    for name in there:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / SOCKET).touch()
+
+    assert runtime_dir_of_user(tmp_path / "own", tmp_path / "service") == tmp_path / found

@@ -47,6 +47,8 @@ ENV_FILE = "TMD_CONFIG"
 DEFAULT_FILE = Path("/etc/tmd/tmd.toml")
 ACTING = frozenset({"trainer"})
 """Detectors that act unless the configuration says otherwise."""
+SERVICE_DIR, SOCKET = Path("/run/tmd"), "tmd.sock"
+"""Folder and name of the socket of the service."""
 _SOCKET_PATH_LIMIT = 100
 
 
@@ -84,7 +86,8 @@ class Host(Section, frozen=True):
     advertise: str = field(default_factory=lambda: _own_address())
     """Address at which workers on this host accept links of their peers."""
     runtime_dir: Path = field(default_factory=lambda: _default_dir("RUNTIME_DIRECTORY"))
-    """Folder of the socket, unless ``socket`` names a path."""
+    """Folder of the socket, unless ``socket`` names a path. The default is that of the service
+    (``/run/tmd``); a user other than root has one of their own while no daemon is there."""
     socket: Path = Path()
     """Unix socket for trainers and launchers."""
     state_dir: Path = field(default_factory=lambda: _default_dir("STATE_DIRECTORY"))
@@ -103,7 +106,7 @@ class Host(Section, frozen=True):
             if wrong := wrong_name(user):
                 raise Invalid(f"entry {number}: {wrong}", "users")
         if self.socket == Path():
-            structs.force_setattr(self, "socket", self.runtime_dir / "tmd.sock")
+            structs.force_setattr(self, "socket", self.runtime_dir / SOCKET)
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
             raise Invalid(f"socket path {self.socket} is too long; choose a shorter runtime_dir")
         if self.ttl_s < 2 * self.heartbeat_s:
@@ -369,10 +372,18 @@ def _default_dir(variable: str) -> Path:
         return Path(os.environ[variable].split(":")[0])
     runtime = variable == "RUNTIME_DIRECTORY"
     if os.geteuid() == 0:
-        return Path("/run/tmd" if runtime else "/var/lib/tmd")
+        return SERVICE_DIR if runtime else Path("/var/lib/tmd")
     if runtime:
-        return Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/tmd-{os.getuid()}")) / "tmd"
+        own = Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/tmd-{os.getuid()}")) / "tmd"
+        return runtime_dir_of_user(own, SERVICE_DIR)
     return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local/state")) / "tmd"
+
+
+def runtime_dir_of_user(own: Path, service: Path) -> Path:
+    """Where a user finds a daemon: in ``own`` if one is there, else in ``service`` if one is there.
+    Without any it is ``own``, where a daemon of the user would be."""
+    is_elsewhere = (service / SOCKET).exists() and not (own / SOCKET).exists()
+    return service if is_elsewhere else own
 
 
 def _own_address() -> str:
