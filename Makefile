@@ -137,6 +137,8 @@ bench: install
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.daemon
 	$(BIN)/python -m bench.goodput
+	$(BIN)/python -m bench.decisions
+	$(BIN)/python -m bench.fleet
 	$(MAKE) frameworks
 	$(BIN)/python -m bench.frameworks
 

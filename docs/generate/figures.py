@@ -263,6 +263,21 @@ DAEMON = [
     Row("another line heard after the flood", "daemon", ("heard_s",), "ms", 1000.0, 0),
 ]
 
+DECISIONS = [
+    Row(f"{int(ranks):,} ranks: {words}", "decisions", (ranks, key), unit, scale, digits)
+    for ranks in ("1024", "16384")
+    for key, words, unit, scale, digits in (
+        ("form", "form the job", "ms", 1000.0, 1),
+        ("policy", "ask a policy about a lost worker", "ms", 1000.0, 1),
+        ("steer", "open the failover", "ms", 1000.0, 1),
+        ("gap", "look whether a standby covers each rank", "ms", 1000.0, 1),
+        ("directive", "derive a worker's directive", "ms", 1000.0, 1),
+        ("decode", "decode the record in a move", "ms", 1000.0, 1),
+        ("rest_mb", "record at rest", "MB", 1.0, 2),
+        ("move_mb", "record in a move", "MB", 1.0, 2),
+    )
+]
+
 
 def collectives() -> str:
     """All-reduce by size and backend."""
@@ -292,6 +307,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures-growth": lambda: table(GROWTH),
     "figures-memory": lambda: table(MEMORY),
     "figures-daemon": lambda: table(DAEMON),
+    "figures-decisions": lambda: table(DECISIONS),
     "figures-collectives": collectives,
 }
 
