@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,41 +14,13 @@ import pytest
 
 from tests.marks import program
 from tests.packaged.debian import bootstrapped, needs_root
+from tests.packaged.images import Images
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[2]
 BASE = "docker.io/library/python:3.13-slim"
 PULL_S = 60
-CERTIFICATES = "/etc/ssl/certs"
 USER = 7471
 """Of the image, by number."""
-
-
-class Images:
-    """Images in a store of their own. ``chroot`` isolation needs no runtime of containers."""
-
-    def __init__(self, folder: Path) -> None:
-        self._options = ["--root", folder / "root", "--runroot", folder / "run"]
-        self._options += ["--storage-driver", "vfs"]
-        self._environ = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
-
-    def command(self, *words: str | Path) -> list[str]:
-        return [program("buildah", "buildah"), *map(str, self._options), *map(str, words)]
-
-    def do(self, *words: str | Path, seconds: float = 600) -> str:
-        """Raises CalledProcessError."""
-        done = subprocess.run(
-            self.command(*words),
-            env=self._environ,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-        return done.stdout.strip()
-
-    def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self.command(*words), env=self._environ)
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +35,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     except (subprocess.SubprocessError, OSError):
         root = bootstrapped(folder / "base")
         (root / "usr/bin/python").symlink_to("python3")
-        container = images.do("from", "scratch")
-        images.do("add", container, root, "/")
-        images.do("commit", container, BASE)
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "-o", folder / "dist", ROOT],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    (folder / "constraints.txt").write_bytes((ROOT / "constraints.txt").read_bytes())
-    mine = ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
-    mine += ["--env", f"PIP_CERT={CERTIFICATES}/ca-certificates.crt"]
-    file = ROOT / "packaging" / "Containerfile"
-    images.do("bud", "--pull-never", "--network", "host", *mine, "-f", file, "-t", "tmd", folder)
+        images.stand_in(root, BASE)
+    images.build("Containerfile", "tmd", folder)
     return images
 
 
