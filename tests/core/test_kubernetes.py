@@ -287,6 +287,24 @@ def test_a_worker_that_says_it_holds_a_rank_is_believed(rank, jobs, complete):
     assert bool(found.complete) == complete
 
 
+def test_a_drain_request_is_complete_only_once_every_leader_has_seen_the_drain():
+    """One may just have decided on a view without it. A drain that replaces it counts anew."""
+    there = view(host("n1"), drains=(OURS,))
+    first = observed({}, there, {}, 100.0)
+    later = observed(first, there, {}, 101.9)
+    anew = observed(later, view(host("n1"), drains=(structs.replace(OURS, id="s"),)), {}, 102.0)
+
+    def complete(records, now):
+        return bool(
+            changes(there, [node("n1")], (ASKED,), records=records, now=now, rules=RULES).complete
+        )
+
+    assert not complete(first, 100.0)
+    assert not complete(later, 101.9)
+    assert complete(later, 102.0)
+    assert not complete(anew, 103.9)
+
+
 def test_a_drain_request_is_completed_once():
     done = structs.replace(ASKED, complete=True)
 

@@ -102,6 +102,9 @@ class Rules(Struct, frozen=True):
     """How long one run of a daemon must report no finding before its node is healthy again."""
     hosts_share: float = 0.5
     """Share of the hosts, at least two, that drains of Kubernetes must not reach."""
+    settled_s: float = 2.0
+    """How long a drain must stand before its host counts as free: longer than a leader takes from
+    its look at the cluster to its plan."""
 
 
 class Changes(Struct, frozen=True):
@@ -154,7 +157,9 @@ def changes(
         complete=tuple(
             (request, f"host {own[request.node]} holds no rank and gets none")
             for request in waiting
-            if request.node in own and _is_free(view, own[request.node])
+            if request.node in own
+            and _is_barred(records.get(own[request.node]), now, rules)
+            and _is_free(view, own[request.node])
         ),
         problems=(
             *_unclear(claims),
@@ -250,15 +255,19 @@ def _holds_up(view: ClusterView, host: str) -> str:
 
 
 def _is_free(view: ClusterView, host: str) -> bool:
-    """Whether ``host`` holds no rank and gets none, as far as can be read.
-
-    Without a request that bars it one could come back at once, or after a loss."""
-    if _unreadable(view, host):
-        return False
-    kept_free = any(d.host == host and d.bars for d in view.drains)
-    return kept_free and not (
-        host in holdings(view) or _reports_rank(view, host) or _awaits_rank(view, host)
+    """Whether ``host`` holds no rank and no plan gives it one, as far as can be read."""
+    return not (
+        _unreadable(view, host)
+        or host in holdings(view)
+        or _reports_rank(view, host)
+        or _awaits_rank(view, host)
     )
+
+
+def _is_barred(record: HostRecord | None, now: float, rules: Rules) -> bool:
+    """Whether a drain bars the host from ranks, also after a loss, and every leader has seen it
+    before its latest decision."""
+    return record is not None and now - record.barred_since >= rules.settled_s
 
 
 def _unreadable(view: ClusterView, host: str) -> tuple[str, ...]:

@@ -32,6 +32,10 @@ class HostRecord(Struct, frozen=True):
     found last."""
     declared: Mapping[str, float] = {}
     """Codes that an operator declared to be over ('' for all), and when (same clock)."""
+    drain: str = ""
+    """Identifier of the drain request that bars it; empty if none does."""
+    barred_since: float = math.inf
+    """Monotonic time since which that request has been seen."""
 
     def is_over(self, code: str, now: float, after_s: float) -> bool:
         """Whether the fault ``code`` is taken to be gone, and those found with it.
@@ -71,17 +75,22 @@ def observed(
 
     ``declared``: per host, codes that were declared to be over, and when, by its own clock."""
     found, hosts = {}, {h.host: h for h in view.hosts}
-    for name in known.keys() | hosts.keys() | declared.keys():
+    barring = {d.host: d.id for d in view.drains if d.bars}
+    for name in known.keys() | hosts.keys() | declared.keys() | barring.keys():
         before, host = known.get(name, HostRecord()), hosts.get(name)
         faults = faults_of(host)
         earlier = {} if faults and not math.isinf(before.fit_since) else before.findings
         same = host is not None and host.incarnation == before.incarnation
         since = before.fit_since if same and not math.isinf(before.fit_since) else now
+        drain = barring.get(name, "")
+        stands = before.barred_since if drain == before.drain else now
         found[name] = HostRecord(
             incarnation="" if host is None else host.incarnation,
             fit_since=math.inf if host is None or faults else since,
             findings=_latest(earlier, ((a.code, a.at) for a in faults)),
             declared=_latest(before.declared, declared.get(name, {}).items()),
+            drain=drain,
+            barred_since=stands if drain else math.inf,
         )
     return found
 
