@@ -326,7 +326,7 @@ async def test_announcements_are_stored(store):
 
 async def test_the_record_of_a_large_job_is_read_with_its_whole_history(store):
     """Redis returns no value beyond a limit, and a record that is not returned stops decisions."""
-    stored = values.large(16_384, plans=HISTORY)
+    stored = values.large(4_096, plans=HISTORY)
     await store.put_job(stored, expected=0)
 
     assert (await store.jobs()).records == (stored,)

@@ -127,7 +127,8 @@ async def test_a_worker_with_a_state_on_trust_does_not_vote(
 
         assert (first.resume, second.resume) == (120, 120)
         assert [m.rank for m in second.moves] == [0, 2]
-        assert all(m.source and m.source == second.new.members[1] for m in second.moves)
+        (record,) = (await run.cluster.view()).jobs
+        assert all(m.source and m.source == record.membership.members[1] for m in second.moves)
         await run.ends_like(long_golden, lost=2)
 
 
