@@ -54,7 +54,8 @@ class Control:
         return self._run(standing, VOTE, FrameKind.VOTE, vote)
 
     def shift(self, standing: EpochView, payload: bytes, offset: int) -> bytes:
-        """Send to rank + offset, receive from rank - offset; raises LinkError."""
+        """Send to rank + offset, receive from rank - offset; raises LinkError. If workers have
+        adopted ranks, to and from the worker that is so many places away."""
 
         def exchange(op: Op) -> bytes:
             to, source = (op.rank + offset) % op.size, (op.rank - offset) % op.size
@@ -80,11 +81,11 @@ class Control:
             last, seq = self._seq[group]
             seq = seq + 1 if last is standing else 0
             self._seq[group] = standing, seq
+            crew = standing.crew
             op = Op(
-                standing.rank,
-                standing.membership.size,
+                *standing.seat,
                 FrameHeader(standing.epoch, seq, kind),
-                lambda rank: standing.link(group, rank),
+                lambda place: standing.link(group, crew[place]),
                 self._scratch,
             )
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tmd.core.values.errors import LinkError
@@ -75,6 +75,11 @@ class EpochView:
         self.changed = threading.Condition()
         self.poisoned = False
         self.reason = ""
+        self.held = membership.held_by(caller.worker) if membership.adopted else (rank,)
+        """All ranks of this worker: ``rank``, which is its own one, and those it has adopted."""
+        everyone = range(membership.size)
+        self.crew: Sequence[int] = membership.crew(everyone) if membership.adopted else everyone
+        """The own rank of each worker."""
         self._caller = caller
         self._counters = counters
         self._watch, self._on_poison = watch, on_poison
@@ -90,6 +95,16 @@ class EpochView:
     @property
     def size(self) -> int:
         return self.membership.size
+
+    @property
+    def shrunk(self) -> bool:
+        """Whether workers have adopted ranks."""
+        return bool(self.membership.adopted)
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """Number of this worker among those of the epoch, and how many these are."""
+        return self.crew.index(self.rank), len(self.crew)
 
     @property
     def suspects(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from tmd.fabric.link import Link
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.links_ahead import LinksAhead
 from tmd.fabric.listener import Listener
+from tmd.fabric.passes import Passes
 from tmd.fabric.rank_remap import turn
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
@@ -43,8 +44,8 @@ class Fabric:
         self.counters = LinkCounters()
         self.tap: Tap | None = None
         self.generations = Generations()
-        self.calls = CallCounter()
-        self.blocked = WaitTimer()
+        self.calls, self.blocked = CallCounter(), WaitTimer()
+        self.passes = Passes(lambda: self.standing)
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
         self.step = UnfinishedStep(self._groups, self.calls)
@@ -57,8 +58,6 @@ class Fabric:
         self._watch = LinkWatch(lambda: self.standing)
         self._listener = Listener(host, key, worker, self._admit)
         self.address = f"{host}:{self._listener.port}"
-
-    # --- current state -------------------------------------------------------------------------
 
     @property
     def standing(self) -> EpochView | None:
@@ -75,7 +74,9 @@ class Fabric:
 
     @property
     def rank(self) -> int | None:
-        """The rank that it holds, or assumes in the sandbox."""
+        """The rank that it holds, or assumes in the sandbox, as the script sees it."""
+        if self.passes.shrunk:
+            return self.passes.acting
         place = self.standing or self._sandbox
         return None if place is None else place.rank
 
@@ -113,9 +114,10 @@ class Fabric:
         """Store ``table``: from now on the groups follow the rank that this worker assumes."""
         self._groups.table = table
 
-    def _turn(self, rank: int, *, changed: bool) -> None:
+    def _turn(self, *, changed: bool) -> None:
         """Update torch if the rank or the groups (``changed``) differ from before."""
-        moved, self._rank_in_torch = rank != self._rank_in_torch, rank
+        before, self._rank_in_torch = self._rank_in_torch, self.rank
+        moved = before != self._rank_in_torch
         if changed or moved:
             turn(self._groups, moved=moved, ran=self.calls.ran)
 
@@ -140,7 +142,7 @@ class Fabric:
         self.generations.enter(membership)
         if self._watch.enabled:  # a loss before the first vote must be noticed, too
             self._ahead.dial_votes(membership, rank, DIAL_TIMEOUT)
-        self._turn(rank, changed=self._replace(membership, rank, {}))
+        self._turn(changed=self._replace(membership, rank, {}))
 
     def prepare(
         self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
@@ -188,7 +190,7 @@ class Fabric:
             lasts = old is not None and not old.poisoned and old.rank == rank
             kept = old.hand_over() if old is not None else {}
             changed = self._replace(membership, rank, kept, lasts=lasts)
-        self._turn(rank, changed=changed)
+        self._turn(changed=changed)
         if why := self.generations.follow(membership, lambda: self.poisoned):
             self.poison(why)
         elif self.poisoned:  # perhaps before the generations of this epoch were used
@@ -229,7 +231,7 @@ class Fabric:
         self.generations.leave()
         if old is not None:
             old.close()
-        self._turn(rank, changed=self._groups.assume(rank))
+        self._turn(changed=self._groups.assume(rank))
 
     def _replace(
         self, membership: Membership, rank: int, kept: Links, *, lasts: bool = False
@@ -257,6 +259,7 @@ class Fabric:
             fresh = [(key, link) for key, link in links.items() if kept.get(key) is not link]
             self._admission.standing = standing
             self._admission.epoch = membership.epoch
+            self.passes.end()
             self._sandbox = None
         self.step.leave_epoch(membership.epoch - 1)
         if old is not None:
@@ -329,8 +332,6 @@ class Fabric:
             raise LinkError(f"{self.worker} holds no rank")
         return standing
 
-    # --- links ---------------------------------------------------------------------------------
-
     def connect(self, member: Member, purpose: str, *, timeout: float) -> Link:
         """Open an authenticated stream to ``member``. Raises LinkError. The caller closes it."""
         return self._caller.dial(member, purpose, LinkPurpose.RAW, -1, timeout=timeout)
@@ -353,8 +354,7 @@ class Fabric:
                 self._attach(*placed)
 
     def _attach(self, key: LinkKey, link: Link) -> None:
-        group = self._groups.named(key.group)
-        if key.lane == LinkPurpose.MESSAGES and group is not None:
+        if key.lane == LinkPurpose.MESSAGES and (group := self._groups.named(key.group)):
             group.attach(link)
 
     # --- groups --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Group(CollectiveGroup):
         """Complete when the tensor may be changed, whether or not the message was received."""
         tensor = _single(tensors)
         self._need_rank(dstRank)
+        self._fabric.passes.saw(FrameKind.MESSAGE)
         work = Work(tensors, self._fabric.blocked)
         staged = HostCopies([], tensors, self._fabric.blocked)
 
@@ -62,6 +63,7 @@ class Group(CollectiveGroup):
 
     def _receive(self, tensors: Tensors, source: int, tag: int) -> Work:
         _single(tensors)
+        self._fabric.passes.saw(FrameKind.MESSAGE)
         work = Work(tensors, self._fabric.blocked)
         work.source = max(source, 0)
         # Messages of one sender and tag arrive in the order of their receives, and only those. The

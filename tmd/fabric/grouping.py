@@ -63,7 +63,7 @@ def edges(
     world = GroupView(VOTE, tuple(range(membership.size)))
     return [
         (name, membership.members[ranks[near]])
-        for name, ranks in (*views, world)
+        for name, ranks in ((view.name, membership.crew(view.ranks)) for view in (*views, world))
         if rank in ranks
         for near in sorted(neighbours(ranks.index(rank), len(ranks)))
     ]

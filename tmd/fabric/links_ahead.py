@@ -71,8 +71,9 @@ class LinksAhead:
         that have not, and those could not tell which worker it was.
         """
         with suppress(LinkError):
-            for partner in sorted(partners(rank, membership.size)):
-                peer = membership.members[partner]
+            crew = membership.crew(range(membership.size))
+            for partner in sorted(partners(crew.index(rank), len(crew))):
+                peer = membership.members[crew[partner]]
                 if dials(self._caller.worker, peer.worker):
                     self._open(VOTE, peer, membership.epoch, timeout)
 

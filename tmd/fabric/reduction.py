@@ -76,6 +76,11 @@ _BITWISE = {_Op.BAND, _Op.BOR, _Op.BXOR}
 _ORDERED = {_Op.MIN, _Op.MAX}
 
 
+def combine_of(code: int) -> Combine:
+    """How the reduction of this number merges two partial results."""
+    return next(each.combine for each in _TABLE.values() if each.code == code)
+
+
 def reduction(op: Any, dtype: torch.dtype, name: str) -> Reduction:
     """The reduction ``op`` for tensors of ``dtype``, for the function ``name`` of torch.
 

@@ -15,15 +15,18 @@ from torch import Tensor
 
 from tmd.core.values.errors import LinkError
 from tmd.fabric import device
+from tmd.fabric.collectives import on_tensors
+from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.device import Queued
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.frame import FrameHeader
+from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
 from tmd.fabric.objects import empty
+from tmd.fabric.passes import PassLog, Rigid, obstacle
 from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
@@ -65,12 +68,14 @@ class Runner:
         self._scratch = Scratch()
         self._standing: EpochView | None = None
         self.log = StepLog()
+        self.pass_log = PassLog(fabric.passes)
         self.seq = 0
         self._latest: ref[Work] | None = None
         """Weak, since a Work holds the tensors of its result."""
 
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
+        self.fabric.passes.saw(call.kind, objects=call.objects)
         work = Work(results, self.fabric.blocked)
         self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
@@ -150,6 +155,8 @@ class Runner:
         sandbox, standing = self.fabric.sandboxed, self.fabric.standing
         try:
             if standing is not None:
+                if standing.shrunk and call is None:
+                    raise Rigid(f"its script calls {request.op}")
                 return None, act(standing) is False
             if sandbox is None:
                 return RuntimeError("the fabric has neither a rank nor a sandbox"), False
@@ -159,6 +166,8 @@ class Runner:
                 standing.blame(e)
             return e, False
         except Exception as e:  # an error in the call: the other ranks must not wait
+            if isinstance(e, Rigid):
+                self.fabric.passes.refuse(e.why)
             if standing is not None:
                 standing.poison(f"rank {standing.rank} failed in {request.op}: {e!r}")
             return e, False
@@ -229,6 +238,8 @@ class Runner:
             self.fabric.tap.output(op, self.view.name + channel, outputs, given)
 
     def _communicate(self, call: CollectiveCall, staged: HostCopies, standing: EpochView) -> None:
+        if standing.shrunk:
+            return self._share(call, staged, standing)
         op = self._op(call, standing)
         with staged as (outputs, inputs):
             self.log.begin(call, inputs)
@@ -240,15 +251,48 @@ class Runner:
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
         self.mirror(call.kind.name.lower(), staged.outputs, given=given)
 
+    def _share(self, call: CollectiveCall, staged: HostCopies, standing: EpochView) -> None:
+        """Run an operation in an epoch in which workers have adopted ranks."""
+        passes, name = self.fabric.passes, call.kind.name.lower()
+        if why := obstacle(call.kind, in_step=passes.open, objects=call.objects):
+            raise Rigid(why)
+        if standing.poisoned:
+            raise LinkError(standing.reason)
+        tap = self.fabric.tap
+        with staged as (outputs, inputs):
+            kept = self.pass_log.next(call, outputs)
+            given = ""
+            if tap is not None and passes.acting == standing.rank:
+                given = tap.given(name, self.view.name, inputs)
+            if kept is not None:
+                given = kept.given = kept.given or given
+                if not self.pass_log.goes_out(call, kept, outputs):
+                    return
+            self._body(call, standing)(self._op(call, standing), outputs, inputs)
+            if kept is not None and call.kind is FrameKind.BROADCAST:
+                kept.keep(outputs)
+        self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
+        self.mirror(name, staged.outputs, given=given)
+
+    def _body(self, call: CollectiveCall, standing: EpochView) -> Body:
+        """The work of ``call``, whose root may be adopted."""
+        if call.kind is not FrameKind.BROADCAST:
+            return call.body
+        membership, root = standing.membership, self.view.ranks[call.root]
+        crew = membership.crew(self.view.ranks)
+        return on_tensors.broadcast(crew.index(membership.adopted.get(root, root)))
+
     def _op(self, call: CollectiveCall, standing: EpochView) -> Op:
         if standing.poisoned:
             raise LinkError(standing.reason)
+        ranks = standing.membership.crew(self.view.ranks) if standing.shrunk else self.view.ranks
         return Op(
-            self.view.ranks.index(standing.rank),
-            len(self.view.ranks),
+            ranks.index(standing.rank),
+            len(ranks),
             self._header(call, standing),
-            lambda rank: self._link(standing, rank),
+            lambda place: self._link(standing, ranks[place]),
             self._scratch,
+            len(self.view.ranks),
         )
 
     def _header(self, call: CollectiveCall, standing: EpochView) -> FrameHeader:
@@ -258,7 +302,7 @@ class Runner:
         return FrameHeader(standing.epoch, self.seq, call.kind, call.dtype, call.root, call.detail)
 
     def _link(self, standing: EpochView, rank: int) -> Link:
-        link = standing.link(self.view.name, self.view.ranks[rank])
+        link = standing.link(self.view.name, rank)
         if link.timeout_ms is None:
             link.patience(self.patience)
         return link

@@ -43,7 +43,7 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction) -> None:
         _merge(op, partner, give, keep, reduction)
         rounds.append((partner, keep, give))
         part = keep
-    reduction.finish(part, op.size)
+    reduction.finish(part, op.shares)
     for partner, keep, give in reversed(rounds):
         op.swap(partner, view(keep), partner, view(give))
     if guest < op.size:

@@ -37,8 +37,10 @@ def allreduce(reduction: Reduction) -> Body:
 
 
 def _allreduce(op: Op, flat: Tensor, reduction: Reduction) -> None:
-    if op.size == 1 or flat.numel() == 0:
+    if op.shares == 1 or flat.numel() == 0:
         return
+    if op.size == 1:  # one worker holds all ranks
+        return reduction.finish(flat, op.shares)
     if flat.nbytes > SMALL_REDUCE:
         return halving.allreduce(op, flat, reduction)
     received = op.scratch.take(flat.numel(), flat.dtype)
@@ -51,7 +53,7 @@ def _allreduce(op: Op, flat: Tensor, reduction: Reduction) -> None:
             combine(flat, received, out=flat)
 
     doubling.recursive_doubling(op, view(flat), view(received), merge)
-    reduction.finish(flat, op.size)
+    reduction.finish(flat, op.shares)
 
 
 def reduce(reduction: Reduction, root: int) -> Body:

@@ -15,15 +15,24 @@ OpenLink = Callable[[int], Link]
 
 
 class Op:
-    """Messages of one operation. ``rank`` and ``size`` are those of the group."""
+    """Messages of one operation. ``rank`` and ``size`` are those of the group; if workers have
+    adopted ranks of it, they count its workers."""
 
-    __slots__ = ("_header", "_open", "rank", "scratch", "size")
+    __slots__ = ("_header", "_open", "rank", "scratch", "shares", "size")
 
     def __init__(
-        self, rank: int, size: int, header: FrameHeader, open_link: OpenLink, scratch: Scratch
+        self,
+        rank: int,
+        size: int,
+        header: FrameHeader,
+        open_link: OpenLink,
+        scratch: Scratch,
+        shares: int | None = None,
     ) -> None:
+        """``shares``: number of ranks among whom an average is taken, if it is not ``size``."""
         self.rank = rank
         self.size = size
+        self.shares = size if shares is None else shares
         self.scratch = scratch
         self._header = header
         self._open = open_link

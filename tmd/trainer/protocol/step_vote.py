@@ -26,7 +26,10 @@ def ticket(membership: Membership) -> int:
     After Redis has lost writes two leaders may have announced different changes with one epoch.
     Ranks with different changes must not switch.
     """
-    return membership.epoch << 32 | zlib.crc32(msgpack.encode(membership.members))
+    held: object = membership.members
+    if membership.adopted:
+        held = (membership.members, membership.adopted)
+    return membership.epoch << 32 | zlib.crc32(msgpack.encode(held))
 
 
 def agree(
@@ -56,10 +59,12 @@ def agree(
 def exchange(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:
     """Exchange a value with all ranks; returns those of all. msgspec must encode it.
 
+    If workers have adopted ranks there is one value for each worker.
+
     Raises:
         LinkError: a rank was lost.
     """
-    rank, size = fabric.rank or 0, fabric.size or 1
+    rank, size = fabric.passes.seat
     said = {rank: own}
     offset = 1
     while offset < size:

@@ -1,0 +1,218 @@
+"""A step that a worker computes once for each rank that it holds: its passes.
+
+With nobody left to take a lost rank, a survivor adopts it (``Membership.adopted``). In each step it
+runs the script's loop body for every rank that it holds. Torch and the script keep seeing the whole
+world, so each all-reduce must sum the inputs of all ranks: in the passes before the last one an
+operation keeps its input and does not communicate, and in the last one it communicates the sum.
+
+Hazard: a worker with one rank has one pass, so what communicates before the last pass must come
+before all that waits for it: broadcasts (of DDP's buffers, at the forward) before any reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from tmd.fabric.epoch_view import EpochView
+from tmd.fabric.frame import FrameKind
+from tmd.fabric.reduction import combine_of
+from tmd.fabric.step_log import CollectiveCall
+
+IN_STEPS = frozenset({FrameKind.ALLREDUCE, FrameKind.BROADCAST, FrameKind.BARRIER})
+"""Operations that passes can share."""
+
+
+class Rigid(RuntimeError):
+    """The script does what a worker cannot do for several ranks. ``why``: in words."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"a rank is adopted, but {why}")
+        self.why = why
+
+
+class Passes:
+    """The present pass of this worker. The main thread changes it while no operation runs."""
+
+    def __init__(self, standing: Callable[[], EpochView | None]) -> None:
+        self._standing = standing
+        self._logs: WeakSet[PassLog] = WeakSet()
+        self._acting: int | None = None
+        """The rank for which the script computes this pass; ``None`` between steps."""
+        self.serial = self.step = 0
+        """Number of the pass, never reused, and of the first one of its step."""
+        self.first = self.last = True
+        self.open = False
+        """Whether a step has begun that has not come to its vote."""
+        self.rigid: str | None = None
+        """Why this worker could not compute for several ranks; empty if it could, as far as known,
+        ``None`` if the script has not asked for that."""
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """All ranks that this worker holds in the present epoch."""
+        return () if (standing := self._standing()) is None else standing.held
+
+    @property
+    def shrunk(self) -> bool:
+        """Whether workers of the present epoch have adopted ranks."""
+        return (standing := self._standing()) is not None and standing.shrunk
+
+    @property
+    def acting(self) -> int:
+        """The rank as which the script computes: that of the pass, and between steps the lowest."""
+        return min(self.held, default=0) if self._acting is None else self._acting
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """Number of this worker among those of the epoch, and how many these are."""
+        return (0, 1) if (standing := self._standing()) is None else standing.seat
+
+    def add(self, log: PassLog) -> None:
+        """A group begins to run operations."""
+        self._logs.add(log)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last pass of a step has come to all that earlier ones have given."""
+        return all(log.complete for log in list(self._logs))
+
+    def watch(self, obstacle: str) -> None:
+        """The script asks for it. ``obstacle``: why it cannot be, or empty."""
+        self.rigid = obstacle
+
+    def refuse(self, why: str) -> None:
+        """From now on nothing can be computed for several ranks; the first reason stays."""
+        if self.rigid == "":
+            self.rigid = why
+
+    def begin(self, rank: int, *, first: bool, last: bool) -> None:
+        """The pass for ``rank`` begins."""
+        self._acting, self.first, self.last = rank, first, last
+        self.serial += 1
+        if first:
+            self.step = self.serial
+
+    def end(self) -> None:
+        """No pass is under way."""
+        self._acting, self.first, self.last = None, True, True
+        self.serial += 1
+        self.step = self.serial
+
+    def saw(self, kind: FrameKind, *, objects: bool = False) -> None:
+        """The script calls an operation; any thread."""
+        if self.rigid == "" and (why := obstacle(kind, in_step=self.open, objects=objects)):
+            self.rigid = why
+
+
+def obstacle(kind: FrameKind, *, in_step: bool, objects: bool = False) -> str:
+    """Why an operation cannot be shared by passes; empty if it can."""
+    name = "send or recv" if kind is FrameKind.MESSAGE else kind.name.lower()
+    if kind not in IN_STEPS or objects:
+        return f"its script calls {name}{' of objects' * objects}"
+    if not in_step and kind is not FrameKind.BARRIER:
+        return f"its script calls {name} between two steps, or after the optimizer"
+    return ""
+
+
+class Kept:
+    """An operation of a step, and what its passes have given or got so far."""
+
+    def __init__(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> None:
+        self._like = _signature(call, tensors)
+        self.tensors: list[Tensor] = []
+        self.given = ""
+        """Digest of the input of the worker's own rank, if a joiner follows that."""
+
+    def matches(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> bool:
+        return self._like == _signature(call, tensors)
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = [tensor.detach().clone() for tensor in tensors]
+
+
+def _signature(call: CollectiveCall, tensors: Sequence[Tensor]) -> tuple[object, ...]:
+    return call.kind, call.dtype, call.root, call.detail, tuple(t.shape for t in tensors)
+
+
+class PassLog:
+    """The operations of one group in the passes of a step. For the thread that runs them."""
+
+    def __init__(self, passes: Passes) -> None:
+        self._passes = passes
+        passes.add(self)
+        self._step = self._serial = -1
+        self._number = 0
+        self._kept: list[Kept] = []
+        self._waits = False
+        """Whether an operation of this pass has waited for the last one."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last pass has come to all operations of the earlier ones."""
+        if self._passes.first or self._step != self._passes.step:
+            return True
+        return self._serial == self._passes.serial and self._number == len(self._kept)
+
+    def next(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> Kept | None:
+        """The operation ``call`` on ``tensors`` begins; ``None`` if there is one pass only.
+
+        Raises:
+            Rigid: an earlier pass had another operation in this place.
+        """
+        self._turn()
+        if self._passes.first and self._passes.last:
+            return None
+        if self._passes.first:
+            self._kept.append(Kept(call, tensors))
+        number, self._number = self._number, self._number + 1
+        if number >= len(self._kept) or not self._kept[number].matches(call, tensors):
+            raise Rigid("its steps call other operations for one rank than for another")
+        return self._kept[number]
+
+    def _turn(self) -> None:
+        if self._serial == self._passes.serial:
+            return
+        self._serial, self._number, self._waits = self._passes.serial, 0, False
+        self._step = self._passes.step
+        if self._passes.first:
+            self._kept.clear()
+
+    def goes_out(self, call: CollectiveCall, kept: Kept, tensors: Sequence[Tensor]) -> bool:
+        """Take in, or fill, the ``tensors`` of this pass; returns whether they communicate now.
+
+        Raises:
+            Rigid: they cannot be shared.
+        """
+        if call.kind is FrameKind.BROADCAST:
+            return self._broadcast(call, kept, tensors)
+        self._waits = True
+        if call.kind is FrameKind.ALLREDUCE:
+            if self._passes.first:
+                kept.keep(tensors)
+            else:
+                combine = combine_of(call.detail)
+                for total, tensor in zip(kept.tensors, tensors, strict=True):
+                    combine(total, tensor.detach(), out=total)
+            if self._passes.last:
+                for total, tensor in zip(kept.tensors, tensors, strict=True):
+                    tensor.detach().copy_(total)
+                kept.tensors = []
+        return self._passes.last
+
+    def _broadcast(self, call: CollectiveCall, kept: Kept, tensors: Sequence[Tensor]) -> bool:
+        if self._passes.first:
+            if self._waits:
+                raise Rigid("its steps broadcast after a reduction or a barrier")
+            return True
+        if self._passes.acting == call.root:
+            # An earlier pass has spoken for the root.
+            same = (torch.equal(a, b) for a, b in zip(kept.tensors, tensors, strict=True))
+            if not all(same):
+                raise Rigid(f"its steps broadcast what only rank {call.root} has computed")
+        for held, tensor in zip(kept.tensors, tensors, strict=True):
+            tensor.detach().copy_(held)
+        return False
