@@ -65,7 +65,11 @@ class Machine(RuleBasedStateMachine):
         if len([w for w in holders if w.name != victim]) >= 1:
             self.kills += 1
             self.sim.kill(victim)
-            self.sim.add_standby(f"new{self.kills}")
+            self.lost()
+
+    def lost(self) -> None:
+        """A worker has died: another one comes."""
+        self.sim.add_standby(f"new{self.kills}")
 
     # --- operators --------------------------------------------------------------------------------
 

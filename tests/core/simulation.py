@@ -6,6 +6,8 @@ Statuses and records reach the other side only on demand: late, repeated, or nev
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from tests.core.workers import JOB, SHADOWS, Worker
 from tmd.core.planning.directives import (
     Arm,
@@ -22,6 +24,7 @@ from tmd.core.planning.directives import (
 from tmd.core.planning.planning import form, steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
+    READABLE_VERSION,
     Activity,
     ClusterView,
     Exit,
@@ -42,12 +45,20 @@ class Simulation:
     """Real decisions, modelled workers. Each method is one event."""
 
     def __init__(
-        self, ranks: int, standbys: int, *, hot: int | None = None, alike: bool = True
+        self,
+        ranks: int,
+        standbys: int,
+        *,
+        hot: int | None = None,
+        alike: bool = True,
+        elastic: bool = False,
     ) -> None:
         """``hot``: joiners shadow, with this many hot standbys; ``None``: stop-and-copy.
 
-        ``alike``: all ranks are replicas; otherwise each state is unique.
+        ``alike``: all ranks are replicas; otherwise each state is unique. ``elastic``: the script
+        lets ranks be adopted.
         """
+        self.elastic = elastic
         self.ranks = ranks
         self.alike = tuple(range(ranks)) if alike else ()
         self.follow = hot is not None
@@ -59,6 +70,8 @@ class Simulation:
         self.published: dict[str, WorkerStatus] = {}
         self.exits: list[Exit] = []
         self.record: JobRecord | None = None
+        self.shrunk = 0
+        """Votes of fewer workers than ranks."""
         self.drains: set[str] = set()
         self.drain_count = 0
         self.committed_in: dict[int, int] = {}
@@ -105,6 +118,7 @@ class Simulation:
                     standby=worker.host in self.spares,
                     workers=(known,) if known and not exits else (),
                     exits=exits,
+                    reads=READABLE_VERSION,
                 )
             )
         drains = tuple(
@@ -152,7 +166,8 @@ class Simulation:
         """The worker's report reaches the daemon, and the daemon's report the store."""
         worker = self.workers[name]
         if worker.alive:
-            self.published[name] = worker.status
+            status = worker.status
+            self.published[name] = structs.replace(status, elastic="" if self.elastic else None)
 
     # --- what happens to workers ------------------------------------------------------------------
 
@@ -216,6 +231,7 @@ class Simulation:
         if worker.switch is not None:
             order, worker.switch = worker.switch, None
             if order.membership.rank_of(name) is not None:
+                worker.held = order.membership.held_by(name)
                 worker.say(epoch=order.membership.epoch, armed=0, plan="")
             else:
                 worker.say(WorkerTransition.GAVE_AWAY, armed=0, plan=order.plan)
@@ -283,7 +299,11 @@ class Simulation:
         present = [w for w in training if w.status.epoch == newest]
         voters = {w.status.rank: w for w in present if w.status.rank is not None}
         steps = {w.status.step for w in voters.values()}
-        return voters if set(voters) == set(range(self.ranks)) and len(steps) == 1 else None
+        computed = sorted(rank for worker in voters.values() for rank in worker.held)
+        if computed != list(range(self.ranks)) or len(steps) != 1:
+            return None
+        self.shrunk += len(voters) < self.ranks
+        return voters
 
     def _trains(self, worker: Worker) -> bool:
         return worker.status.activity is Activity.TRAINING
@@ -298,6 +318,7 @@ class Simulation:
                 worker.state = () if worker.status.activity is Activity.STARTING else worker.state
                 worker.poisoned = False
                 epoch = order.membership.epoch
+                worker.held = order.membership.held_by(worker.name)
                 worker.say(WorkerTransition.ENTERED, rank=order.rank, epoch=epoch)
             case Response.WARM_UP | Response.STAND_BY, _:
                 worker.stand_by()
@@ -306,6 +327,8 @@ class Simulation:
             case Response.PREPARE, Prepare():
                 if self.follow:
                     worker.shadow(order)
+                elif order.adopted:
+                    worker.say(WorkerTransition.REFUSED, plan=order.plan)
                 else:
                     worker.under = order
                     worker.say(WorkerTransition.PREPARED, plan=order.plan)
@@ -350,6 +373,7 @@ class Simulation:
             given = source.status.activity is Activity.LEFT and source.status.plan == order.plan
             if source.alive and given and source.status.rank == order.rank:
                 worker.state, worker.under = source.state, None
+                worker.held = order.membership.held_by(worker.name)
                 worker.say(
                     WorkerTransition.TOOK_OVER,
                     rank=order.rank,
@@ -427,8 +451,12 @@ class Simulation:
             assert self.record.membership.epoch >= self.last_epoch, "I3: the epoch went back"
             self.last_epoch = self.record.membership.epoch
             assert self.record.membership.size == self.ranks, "I2: a rank was lost"
-            owners = [m.worker for m in self.record.membership.members]
+            members = self.record.membership
+            owners = [members.members[rank].worker for rank in members.crew(range(self.ranks))]
             assert len(owners) == len(set(owners)), "I2: a worker owns two ranks"
+            held = [rank for owner in owners for rank in members.held_by(owner)]
+            assert sorted(held) == list(range(self.ranks)), "I2: nobody computes for a rank"
+            assert self.elastic or not members.adopted, "a rank is adopted that must not be"
 
     def settle(self, rounds: int = 60) -> None:
         """Deliver and obey all messages until nothing changes any more."""

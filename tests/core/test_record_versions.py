@@ -13,9 +13,9 @@ from tmd.core.planning.record_versions import (
     successors,
     written_version,
 )
-from tmd.core.values.model import RECORD_VERSION, ClusterView, HostStatus
+from tmd.core.values.model import READABLE_VERSION, RECORD_VERSION, ClusterView, HostStatus
 
-EARLIER, LATER = RECORD_VERSION - 1, RECORD_VERSION + 1
+EARLIER, LATER = RECORD_VERSION - 1, READABLE_VERSION + 1
 
 
 def test_a_silent_host_that_was_never_heard_counts_with_what_is_written_for_a_while() -> None:

@@ -1,7 +1,8 @@
 """The real core against modelled workers: no order of events may lose or repeat a step."""
 
+import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from tests.core.machine import Machine
 from tests.core.proof import thorough
@@ -43,8 +44,44 @@ class ShadowCluster(Cluster):
     hot = 1
 
 
+class ElasticCluster(ShadowCluster):
+    """The same without standbys, unless some come later, and with a script that lets ranks be
+    adopted."""
+
+    came = 0
+
+    def simulated(self) -> Simulation:
+        sim = Simulation(ranks=3, standbys=0, hot=self.hot, elastic=True)
+        for _ in range(2):  # no rank is adopted in the first steps
+            sim.settle(4)
+            sim.step()
+        return sim
+
+    def lost(self) -> None:
+        """Nobody comes at once."""
+
+    @precondition(lambda self: self.came < 2)
+    @rule()
+    def standby_comes(self) -> None:
+        self.came += 1
+        self.sim.add_standby(f"new{self.came}")
+
+    def teardown(self) -> None:
+        """With as many standbys as losses the job has grown back in the end."""
+        super().teardown()
+        for _ in range(12):
+            self.sim.settle(8)
+            self.sim.step()
+        record = self.sim.record
+        if self.came >= self.kills and record is not None and record.state is JobState.RUNNING:
+            assert record.membership.adopted == {}
+        self.sim.check()
+
+
 THOROUGH = thorough("simulation", 40)
 Cluster.TestCase.settings = ShadowCluster.TestCase.settings = THOROUGH
+ElasticCluster.TestCase.settings = THOROUGH
+TestElasticCluster = ElasticCluster.TestCase
 TestCluster = Cluster.TestCase
 TestShadowCluster = ShadowCluster.TestCase
 
@@ -393,3 +430,31 @@ def test_a_recovery_that_all_have_joined_is_done_though_another_rank_is_lost_at_
     assert (done.id, done.phase) == (first.id, Phase.DONE)
     assert done.outcome.startswith("overtaken by")
     assert sim.plan.old == first.new
+
+
+@pytest.mark.parametrize("hot", [None, 1])
+def test_an_elastic_job_goes_on_and_grows_back(hot: int | None) -> None:
+    """With joiners that shadow; where they cannot, it goes on as it is."""
+    sim = Simulation(ranks=4, standbys=0, hot=hot, elastic=True)
+    sim.settle()
+    for _ in range(3):
+        assert sim.step()
+        sim.settle()
+    sim.kill("w0")
+    sim.kill("w2")
+    sim.settle()
+    assert sim.record is not None
+    assert sim.record.membership.adopted == {0: 1, 2: 3}
+    for _ in range(3):
+        assert sim.step()
+        sim.settle()
+    assert sim.shrunk > 0
+    for name in ("new1", "new2"):
+        sim.add_standby(name)
+    for _ in range(12):
+        sim.settle()
+        assert sim.step()
+    sim.settle()
+
+    assert sim.record.membership.adopted == ({} if hot else {0: 1, 2: 3})
+    sim.check()

@@ -59,6 +59,8 @@ class Worker:
     life: Life | None = None
     under: Directive | None = None
     """The directive that led to its current activity."""
+    held: tuple[int, ...] = ()
+    """The ranks for which it computes its steps."""
     copies: dict[Kept, tuple[int, ...]] = field(default_factory=dict)
     """States that ranks can return to."""
     status: WorkerStatus = field(init=False)
@@ -131,7 +133,10 @@ class Worker:
         assert life is not None
         if life.lost and isinstance(life.directive, Prepare):
             self.life = None
-            self.say(WorkerTransition.PREPARED, plan=life.directive.plan)
+            # Nobody hands over an adopted rank.
+            refuses = life.directive.adopted
+            event = WorkerTransition.REFUSED if refuses else WorkerTransition.PREPARED
+            self.say(event, plan=life.directive.plan)
         elif life.lost:
             self.stop_shadowing()
             # It has tried this directive.
@@ -147,6 +152,7 @@ class Worker:
         assert isinstance(life.directive, Prepare)
         assert life.state is not None
         self.state = life.state
+        self.held = life.directive.membership.held_by(self.name)
         self.say(
             WorkerTransition.TOOK_OVER,
             rank=life.directive.rank,

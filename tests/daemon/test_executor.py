@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from tests.daemon.tasks import running
-from tmd.core.values.model import RECORD_VERSION, State
+from tmd.core.values.model import READABLE_VERSION, State
 from tmd.daemon.agents import AgentServer, AgentSocket
 from tmd.daemon.executor import ALL_S, SOON_S, Executor
 from tmd.daemon.records import Records
@@ -90,7 +90,7 @@ async def test_a_record_of_an_older_leader_changes_nothing(data, executor, recor
 
 @pytest.mark.parametrize("revision", [5, 2], ids=["later", "lower, after lost writes"])
 @pytest.mark.parametrize(
-    "changes", [{"v": RECORD_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
+    "changes", [{"v": READABLE_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
 )
 async def test_a_record_of_a_later_version_is_neither_obeyed_nor_replaced(
     data, executor, record, revision, changes
@@ -116,7 +116,7 @@ async def test_a_record_of_a_later_version_is_reported_where_it_matters(
     """On hosts with a worker of the job, and by the leader; it ends when the record is read."""
     leads = []
     executor = build(leads=lambda: bool(leads))
-    await data.client().put_job(record(v=RECORD_VERSION + 1), expected=0)
+    await data.client().put_job(record(v=READABLE_VERSION + 1), expected=0)
     await executor.turn()
     elsewhere = list(reported)
     leads.append(True)

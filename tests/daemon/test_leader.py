@@ -20,6 +20,7 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import StaleLease
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
+    READABLE_VERSION,
     RECORD_VERSION,
     Activity,
     ClusterView,
@@ -89,7 +90,7 @@ class Scene:
             workers=() if ended else (self.workers[host],),
             exits=(ended,) if ended else (),
             alerts=self.alerts.get(host, ()),
-            reads=self.reads.get(host, RECORD_VERSION),
+            reads=self.reads.get(host, READABLE_VERSION),
             at=1000.0,
         )
         await self.store.put_host(status, ttl_s=1e6, wake=False)
@@ -399,7 +400,7 @@ async def write_later(scene, **changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"v": RECORD_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
+    "changes", [{"v": READABLE_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
 )
 async def test_a_record_of_a_later_version_is_left_alone(scene, changes):
     """Even a loss changes nothing, and the job is not formed anew; other jobs are decided upon."""
@@ -417,7 +418,7 @@ async def test_a_record_of_a_later_version_is_left_alone(scene, changes):
 
 
 async def test_a_job_that_has_ended_is_not_formed_over_a_record_of_a_later_version(scene):
-    await write_later(scene, v=RECORD_VERSION + 1, state=JobState.FINISHED)
+    await write_later(scene, v=READABLE_VERSION + 1, state=JobState.FINISHED)
     before = dict(scene.data.records)
     for host in ("h1", "h2"):
         scene.workers[host] = worker_status(f"{host}/job/0.b")
@@ -445,7 +446,7 @@ async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene
     await scene.leader.turn()
     during = (await scene.record).v
     await scene.store.put_host(
-        structs.replace(older, reads=RECORD_VERSION + 1), ttl_s=1, wake=False
+        structs.replace(older, reads=READABLE_VERSION + 1), ttl_s=1, wake=False
     )
     await scene.end("h2", -9)
     await scene.leader.turn()
@@ -483,10 +484,10 @@ async def test_nothing_is_decided_about_a_job_whose_record_one_of_its_hosts_cann
 async def test_a_leader_gives_way_to_a_host_that_reads_a_record_which_it_cannot(scene):
     """It has no other way to get decisions about that job. It leads on if there is no such host, or
     if none takes the lease, since other jobs need a leader."""
-    await write_later(scene, v=RECORD_VERSION + 1)
+    await write_later(scene, v=READABLE_VERSION + 1)
     await scene.leader.turn()
     alone = scene.candidate.leading
-    later = HostStatus("h4", "i", reads=RECORD_VERSION + 1)
+    later = HostStatus("h4", "i", reads=READABLE_VERSION + 1)
     await scene.store.put_host(later, ttl_s=1e6, wake=False)
     await scene.leader.turn()
     gave_way = not scene.candidate.leading

@@ -17,7 +17,7 @@ from tmd.core.planning.failover import HISTORY
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import (
-    RECORD_VERSION,
+    READABLE_VERSION,
     ClusterView,
     HostStatus,
     Mark,
@@ -61,7 +61,7 @@ async def test_an_undecodable_host_status_does_not_affect_others(store):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"v": RECORD_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
+    "changes", [{"v": READABLE_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
 )
 async def test_a_record_of_a_later_version_does_not_affect_others(store, record, changes):
     """It is named and kept; everything else is read, also in the next snapshot."""

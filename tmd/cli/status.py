@@ -120,10 +120,13 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     )
     workers, exits = dict(view.workers(record.job)), view.exits(record.job)
     for rank, member in enumerate(record.membership.members):
-        known = workers.pop(member.worker, None)
+        known = view.workers(record.job).get(member.worker)
+        workers.pop(member.worker, None)
         ended = exits.get(member.worker)
         silent = _how_it_ended(ended) if ended else "no heartbeat"
-        add(shown, str(rank), member.host, member.worker, *_cells(known, silent))
+        cells = _cells(known, silent)
+        cells[-1] = record.membership.adopter_of(rank) or cells[-1]
+        add(shown, str(rank), member.host, member.worker, *cells)
     for host in view.hosts:
         for worker in host.workers:
             if worker.worker in workers:
@@ -150,8 +153,11 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
 
 def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     """Whether a standby is ready to take over a rank after the next loss."""
+    from tmd.core.planning.adoption import shrunk
     from tmd.core.planning.readiness import unprotected
 
+    if why := shrunk(record):
+        yield cell(f"  SHRUNK: {why}", "bold red")
     for worker in view.workers(record.job).values():
         if worker.unfit and worker.rank is None:
             yield cell(f"  {worker.worker} is unfit: {worker.unfit}", "red")
@@ -210,7 +216,7 @@ def _plans(plans: list[MigrationPlan]) -> Table:
     shown = table(("plan", "kind", "phase", "moves", "seconds", "why"), title="migrations")
     for plan in plans:
         moves = ", ".join(
-            f"{m.rank}: {m.leaver.host} -> {m.joiner.host if m.joiner else '?'}" for m in plan.moves
+            f"{m.rank}: {m.leaver.host} -> {plan.taker_of(m) or '?'}" for m in plan.moves
         )
         seconds = f"{plan.timeline[-1].at - plan.timeline[0].at:.2f}" if plan.timeline else "-"
         why = "; ".join(filter(None, (plan.outcome or plan.reason, plan.how)))

@@ -57,7 +57,8 @@ def grounds(
         names |= dict.fromkeys(member.host for member in record.parties)
     hosts = tuple(map(view.host, names))
     requests = view.drains, view.rehearsals, view.unread, view.paused
-    return Grounds(record, hosts, (*requests, view.exits(job), view.findings(job)), verdicts)
+    cluster = view.breaker.open, view.earlier
+    return Grounds(record, hosts, (*requests, *cluster, view.exits(job), view.findings(job)), verdicts)
 
 
 class Settled(NamedTuple):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tmd.core.values.decode_errors import UNREADABLE
-from tmd.core.values.model import RECORD_VERSION, JobRecord
+from tmd.core.values.model import READABLE_VERSION, JobRecord
 from tmd.daemon.codec import Codec, decoded, text
 
 COUNT_DIGITS = 15
@@ -133,4 +133,4 @@ def read_record(body: bytes) -> JobRecord | LaterRecord:
         record = msgspec.json.decode(body, type=JobRecord)
     except UNREADABLE:
         return decoded(body, LaterRecord)
-    return LaterRecord(record.job, record.revision) if record.v > RECORD_VERSION else record
+    return LaterRecord(record.job, record.revision) if record.v > READABLE_VERSION else record

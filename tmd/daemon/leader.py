@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from tmd.core.alerts.breaker import BreakerRules
 from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.planning.adoption import shrunk
 from tmd.core.planning.election import (
     Answer,
     GivingWay,
@@ -26,8 +27,14 @@ from tmd.core.planning.election import (
     updated,
 )
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.readiness import NO_FIT_STANDBY
-from tmd.core.planning.record_versions import LastHeard, remembered, successors, written_version
+from tmd.core.planning.readiness import NO_FIT_STANDBY, SHRUNK
+from tmd.core.planning.record_versions import (
+    LastHeard,
+    needed_version,
+    remembered,
+    successors,
+    written_version,
+)
 from tmd.core.planning.status_reads import next_reads
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
@@ -51,7 +58,10 @@ MOST_REVISIONS = 16
 
 NOT_REPLICATED = "store.not_replicated"
 REPLICATED = "records and leases reach a replica, or this host no longer leads"
-OVER = {NO_FIT_STANDBY: "each rank has a fit standby, or the job no longer trains"}
+OVER = {
+    NO_FIT_STANDBY: "each rank has a fit standby, or the job no longer trains",
+    SHRUNK: "each rank has a worker of its own, or the job no longer trains",
+}
 
 
 class LeaderConfig(Struct, frozen=True):
@@ -283,8 +293,9 @@ class Leader:
         self.counter.follow(())
 
     def _unprotected(self, before: ClusterView, after: ClusterView) -> dict[tuple[str, str], str]:
-        """Per job, why no fit standby covers some rank. A live plan, or a record that was written
-        in this turn, keeps the earlier reason: the workers have yet to follow it."""
+        """Per job, why no fit standby covers some rank, and which ranks are adopted. A live plan,
+        or a record that was written in this turn, keeps the earlier reason for the first: the
+        workers have yet to follow it."""
         lacking = {}
         for record in after.jobs:
             gap, finding = self._decider.gap(record.job), (NO_FIT_STANDBY, record.job)
@@ -293,6 +304,8 @@ class Leader:
                 lacking[finding] = gap.sentence
             elif moves and finding in self._findings.raised:
                 lacking[finding] = self._findings.raised[finding]
+            if why := shrunk(record):
+                lacking[SHRUNK, record.job] = why
         return lacking
 
     def _note_replication(self, problem: str) -> None:
@@ -335,6 +348,7 @@ class Leader:
     def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch
         version = written_version(before, view, self._heard, asyncio.get_running_loop().time())
+        version = max(version, needed_version(after))
         signed = structs.replace(after, lease_epoch=epoch, v=version)
         return self.counter.ledger.into(signed)
 

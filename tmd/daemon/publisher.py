@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
-from tmd.core.values.model import RECORD_VERSION, HostStatus
+from tmd.core.values.model import READABLE_VERSION, HostStatus
 from tmd.daemon.bus import Store
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -71,6 +71,6 @@ class Publisher:
             alerts=self._watcher.board.alerts,
             obeyed=self._records.obeyed,
             lost=self._lost(),
-            reads=RECORD_VERSION,
+            reads=READABLE_VERSION,
             at=time.time(),
         )

@@ -89,8 +89,7 @@ def _alert_text(alert: Alert) -> str:
 def _plan_text(plan: MigrationPlan) -> str:
     word = "done" if plan.phase is Phase.DONE else "given up"
     moves = ", ".join(
-        f"rank {m.rank} from {m.leaver.host} to {m.joiner.host if m.joiner else 'nobody'}"
-        for m in plan.moves
+        f"rank {m.rank} from {m.leaver.host} to {plan.taker_of(m) or 'nobody'}" for m in plan.moves
     )
     text = f"migration {plan.id} {word}: {moves or 'no rank moved'}"
     back = "" if plan.rollback is None else plan.rollback.sentence

@@ -50,6 +50,8 @@ class Prepare(Struct, frozen=True, tag=True):
     source: Member
     plays: int
     """Rank of the source: usually the one that moves, else a replica of it."""
+    adopted: bool = False
+    """The rank is adopted: nothing of its state is local to it, so that of the source is all."""
 
 
 class ShadowRank(Struct, frozen=True, tag=True):
@@ -181,7 +183,8 @@ def _in_planned(plan: MigrationPlan, worker: str) -> Directive | None:
         source = move.source or move.leaver
         plays = plan.old.rank_of(source.worker)
         assert plays is not None, "a planned move has its source in the old membership"
-        return Prepare(plan.id, plan.new, move.rank, source, plays)
+        alone = move.rank in plan.old.adopted
+        return Prepare(plan.id, plan.new, move.rank, source, plays, alone)
     rank = plan.old.rank_of(worker)
     if rank is None:
         return None
@@ -223,7 +226,7 @@ def _followed(record: JobRecord, plan: MigrationPlan) -> bool:
     """Whether a hot standby follows each lost rank, and is its joiner if that is decided."""
     hot = {u.rank: u.member for u in record.shadows if u.stay}
     # A shadow that has become the rank, and gives it back, follows it no more.
-    return all(
+    return not (plan.old.adopted or plan.new.adopted) and all(
         m.rank in hot and m.joiner in (None, hot[m.rank]) and m.leaver != hot[m.rank]
         for m in plan.moves
     )

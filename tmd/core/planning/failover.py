@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from tmd.core.planning.adoption import adopted, refusal
 from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transition
 from tmd.core.planning.rollback import Cast, cast_back, newest_of
 from tmd.core.planning.standby_reasons import shortfall
@@ -82,14 +83,15 @@ def open_failover(
 
 
 def archived(record: JobRecord, plan: MigrationPlan) -> JobRecord:
-    """``record`` with the final ``plan`` in its history, which has of memberships the epoch alone.
+    """``record`` with the final ``plan`` in its history, which has of memberships the epoch alone,
+    and which ranks were adopted.
 
     Those of 16,384 ranks have a megabyte each, and all hosts of a job read its record.
     """
     kept = structs.replace(
         plan,
         old=Membership(plan.old.epoch, ()),
-        new=Membership(plan.new.epoch, ()),
+        new=Membership(plan.new.epoch, (), plan.new.adopted),
         witnesses=(),
     )
     return structs.replace(record, plan=plan, history=(*record.history, kept)[-HISTORY:])
@@ -146,9 +148,8 @@ def _settled(
     late = [m.worker for m in alive if not _halted(plan, facts, m.worker)]
     if late:
         return record, f"waiting for {', '.join(late)} to halt"
-    claims = [
-        (m, facts.status[m.worker]) for m in alive if facts.doing(m.worker, Activity.STUCK, plan.id)
-    ]
+    stuck = [m for m in alive if facts.doing(m.worker, Activity.STUCK, plan.id)]
+    claims = [(m, facts.status[m.worker]) for m in stuck]
     if not claims:
         detail = f"no survivor holds the state: {_advice(facts)}"
         return structs.replace(record, state=JobState.FAILED, detail=detail), ""
@@ -174,17 +175,38 @@ def _settled(
         if back is None:
             return _lost(record, facts, lost or cast.lost, resume)
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
-    if missing := cast.missing or _vacant(record, plan, facts, cast.vacant):
+    alone, missing = _alone(record, plan, facts, cast, owners, resume)
+    if missing:
         return record, missing
     plan = structs.replace(
         transition(plan, PlanEvent.HALTED, now),
-        new=record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch),
+        new=record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch).shrunk(alone),
         moves=_moves(record, cast.joiners, owners, cast.sources),
         resume=resume,
         floor=resume,
         whole=newest_of(record.world_size, owners.values(), facts),
     )
     return structs.replace(record, plan=plan, detail=""), ""
+
+
+def _alone(
+    record: JobRecord,
+    plan: MigrationPlan,
+    facts: PlanFacts,
+    cast: Cast,
+    owners: dict[int, Member],
+    resume: int,
+) -> tuple[dict[int, int], str]:
+    """Who adopts the ranks without a standby, or why the job waits for one."""
+    missing = cast.missing or _vacant(record, plan, facts, cast.vacant)
+    if not cast.vacant or plan.rollback is not None:
+        return {}, missing
+    why = refusal(facts.view, [facts.status[m.worker] for m in owners.values()], resume)
+    if why is None:
+        return {}, missing
+    if why:
+        return {}, f"{missing}; and no other rank can compute for it: {why}"
+    return adopted(cast.vacant, owners), ""
 
 
 def _vacant(record: JobRecord, plan: MigrationPlan, facts: PlanFacts, ranks: Sequence[int]) -> str:
@@ -220,7 +242,7 @@ def _cast(
         return Cast(missing=f"waiting for {unready[0]}, the only one that has the state of a rank")
     joiners = assigned(others, left, facts, late=late)
     if open_ranks := tuple(rank for rank in others if rank not in joiners):
-        return Cast(vacant=open_ranks)
+        return Cast({**joiners, **kept}, sources, vacant=open_ranks)
     return Cast({**joiners, **kept}, sources)
 
 
@@ -298,11 +320,15 @@ def _moves(
     sources: dict[int, Member | None],
 ) -> tuple[Move, ...]:
     moves = []
+    kept = {owner.worker for owner in owners.values()}
     for rank, before in enumerate(record.membership.members):
         if rank in joiners:
             # It may be the owner itself, which lacks only the copy for the rollback.
             move = Move(rank=rank, leaver=before, joiner=joiners[rank], source=sources[rank])
             moves.append(move)
+        elif rank not in owners:
+            if before.worker not in kept:  # else it is adopted by the same worker again
+                moves.append(Move(rank=rank, leaver=before))
         elif owners[rank] != before:
             moves.append(Move(rank=rank, leaver=before, joiner=owners[rank]))
     return tuple(moves)

@@ -40,6 +40,8 @@ def assign_shadows(
     """Which standby shadows which rank; it changes only while the job trains undisturbed."""
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.shadows
+    if record.membership.adopted:
+        return ()  # what a standby can do for the job is to take an adopted rank
     asked = {r.host: r.id for r in view.rehearsals}
     barring, reserve = barred(view), in_reserve(view)
     employed = {u.member for u in record.shadows}

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tmd.core.alerts.findings import GRAVE
+from tmd.core.planning.adoption import growth
 from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.readiness import SHRUNK
 from tmd.core.planning.standby_reasons import reasons, shortfall
 from tmd.core.planning.standbys import assigned, candidates, lasting, refused_here
 from tmd.core.values.model import (
@@ -36,6 +38,9 @@ def planned(
     wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
     by_worker = {v.worker: v for v in wanted}
     leavers = [(r, m) for r, m in enumerate(record.membership.members) if m.worker in by_worker]
+    if leavers and record.membership.adopted:
+        waits = f"moving the ranks of {leavers[0][1].host} waits until no rank is adopted"
+        return structs.replace(record, detail=waits)
     if not leavers or not all(_calm(facts, m.worker) for m in record.membership.members):
         return None
     host = leavers[0][1].host
@@ -50,6 +55,22 @@ def planned(
     refused = refused_here(record, host)
     choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
     return _open_planned(record, moves, by_worker[leavers[0][1].worker], choice, now)
+
+
+def grown(record: JobRecord, view: ClusterView, facts: PlanFacts, now: float) -> JobRecord | None:
+    """``record`` with a move of adopted ranks to standbys opened; ``None`` if there is none."""
+    moves, joiners = growth(record, view, facts)
+    if not moves:
+        return None
+    names = ", ".join(str(move.rank) for move in moves)
+    verdict = Verdict(
+        job=record.job,
+        worker=moves[0].leaver.worker,
+        urgency=Urgency.DRAIN,
+        cause=SHRUNK,
+        reason=f"a standby can take rank {names}, which another rank has adopted",
+    )
+    return _open_planned(record, moves, verdict, reasons(joiners, view, record, facts), now)
 
 
 def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tmd.core.planning import failover
+from tmd.core.planning.adoption import may_return
 from tmd.core.planning.hot_standbys import assign_shadows
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
@@ -25,7 +26,7 @@ from tmd.core.planning.migration import (
     troubled_joiners,
 )
 from tmd.core.planning.peers import commonest, mismatch
-from tmd.core.planning.planned_moves import planned
+from tmd.core.planning.planned_moves import grown, planned
 from tmd.core.planning.standby_reasons import reasons
 from tmd.core.planning.standbys import barred, candidates, in_reserve
 from tmd.core.values.limits import PlanLimits, ShadowGoals
@@ -135,6 +136,7 @@ def steer(
         or _abandoned(record, view, facts, age, limits)
         or _lost(record, view, facts, verdicts, age, limits, now)
         or _moved_on(record, view, facts, age, limits, now)
+        or grown(record, view, facts, now)
         or planned(record, view, facts, verdicts, now)
         or _studied(record, view, facts, wanted)
     )
@@ -333,7 +335,8 @@ def _recovering(
     spare = candidates(view, record, facts)
     settled, missing = failover.settle(record, plan, facts, spare, now)
     if not missing:
-        return _with_choice(settled, record, view, facts)
+        hasty = age < limits.settle_s and may_return(settled, facts)
+        return None if hasty else _with_choice(settled, record, view, facts)
     silent = failover.unheard(plan, facts)
     if silent and age > limits.silent_s:
         reason = f"{', '.join(silent)} not heard from for {limits.silent_s:g} s"

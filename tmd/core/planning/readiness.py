@@ -13,6 +13,7 @@ from tmd.core.values.model import ClusterView, JobRecord, JobState, Member
 from tmd.core.values.shadows import ranges
 
 NO_FIT_STANDBY = "job.no_fit_standby"
+SHRUNK = "job.shrunk"
 RECORD_TOO_NEW = "job.record_too_new"
 """Codes of the leader's findings about jobs."""
 

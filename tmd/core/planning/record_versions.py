@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tmd.core.values.model import RECORD_VERSION, ClusterView, JobRecord
+from tmd.core.values.model import (
+    ADOPTING_VERSION,
+    READABLE_VERSION,
+    RECORD_VERSION,
+    ClusterView,
+    JobRecord,
+)
 
 REMEMBERED_S = 600.0
 """Longer than a daemon takes to be restarted or upgraded."""
@@ -56,7 +62,15 @@ def written_version(before: JobRecord | None, view: ClusterView, heard: Heard, n
     return max(before.v, min([RECORD_VERSION, *live.values(), *waited]))
 
 
-def successors(view: ClusterView, reads: int = RECORD_VERSION) -> frozenset[str]:
+def needed_version(record: JobRecord) -> int:
+    """The first version that may say what ``record`` says; 0 if any may."""
+    plan = record.plan
+    memberships = (record.membership, *(() if plan is None else (plan.old, plan.new)))
+    adopts = any(membership.adopted for membership in memberships)
+    return ADOPTING_VERSION if adopts else 0
+
+
+def successors(view: ClusterView, reads: int = READABLE_VERSION) -> frozenset[str]:
     """Hosts that may read the records that a leader which reads ``reads`` cannot; none if it can
     read all of them."""
     if not view.unread_jobs:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from tmd.core.planning.adoption import refusal
 from tmd.core.planning.goodput import step_seconds
 from tmd.core.planning.migration import PlanFacts, is_live
 from tmd.core.planning.readiness import Readiness, readiness, unprotected
@@ -101,7 +102,7 @@ def _outlook(
     if view.unread and ready.open_ranks:
         return LossOutlook.UNKNOWN, f"{', '.join(view.unread)} may have standbys: update tmd there"
     gap = unprotected(view, record)
-    if gap is not None:
+    if gap is not None and not _goes_on_smaller(view, record, known):
         return LossOutlook.HALTS, gap.sentence
     silent = sorted({m.host for m in record.membership.members if m.worker not in known})
     if silent:
@@ -109,8 +110,17 @@ def _outlook(
     if unique and snapshot is None:
         exists = f"the state of {_ranks(unique)} exists once and no snapshot of it is complete"
         return LossOutlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
+    if gap is not None:
+        return LossOutlook.LIKELY, f"{gap.sentence}, but other ranks would compute for it"
     untried = _untried(view, record) if ready.rehearsed else ()
     return _with_standbys(ready, untried, unique, snapshot)
+
+
+def _goes_on_smaller(view: ClusterView, record: JobRecord, known: Statuses) -> bool:
+    """Whether other ranks would compute for a lost one."""
+    members = [known[m.worker] for m in record.membership.members if m.worker in known]
+    step = max((w.step for w in members), default=0)
+    return record.world_size > 1 and refusal(view, members, step) == ""
 
 
 def _with_standbys(

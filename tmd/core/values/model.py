@@ -112,6 +112,9 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     """What steps change although it is not registered; empty if unknown."""
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
     carrier: str = ""  # of its collectives, with the version of a library; empty if unknown
+    elastic: str | None = None
+    """Why it cannot compute for several ranks; empty if it can, ``None`` if its script has not
+    asked for that."""
     protocol: int = 0  # version of what workers exchange; 0: their daemon did not pass it on
 
     @property
@@ -152,7 +155,7 @@ class HostStatus(Struct, frozen=True, gc=False):
     lost: dict[str, dict[str, float]] = {}
     """job -> cause -> lost rank seconds that this daemon has counted and that no record has yet."""
     reads: int = 1
-    """:data:`RECORD_VERSION` of the daemon. No record is written in a later version while it
+    """:data:`READABLE_VERSION` of the daemon. No record is written in a later version while it
     lives."""
     at: float = 0.0
 
@@ -248,6 +251,12 @@ class MigrationPlan(Struct, frozen=True):
     outcome: str = ""
     """A sentence for people, once final."""
 
+    def taker_of(self, move: Move) -> str:
+        """The host to which a rank goes, or who adopts it; empty if that is not known."""
+        if move.joiner is not None:
+            return move.joiner.host
+        return self.new.adopter_of(move.rank)
+
 
 class JobState(StrEnum):
     RUNNING = "running"
@@ -259,6 +268,11 @@ class JobState(StrEnum):
 RECORD_VERSION = 1
 """Grows when an older tmd must not act on a record, since it would miss what a field means. While
 a host reads only an earlier version, the leader writes that one, and nothing that needs a later."""
+ADOPTING_VERSION = 2
+"""Of a record that names, or has named, adopted ranks: an older tmd would take a worker for the
+holder of another rank. All other records stay readable for it."""
+READABLE_VERSION = 2
+"""The latest version that this tmd reads."""
 
 
 class Credit(Struct, frozen=True):
@@ -292,7 +306,7 @@ class JobRecord(Struct, frozen=True):
     shadows: tuple[ShadowAssignment, ...] = field(default=(), name="understudies")
     """Standbys that shadow a rank now."""
     v: int = 1
-    """Version in which it is written, at most :data:`RECORD_VERSION` of its leader. One that is
+    """Version in which it is written, at most :data:`READABLE_VERSION` of its leader. One that is
     above that of a reader is left alone there: see :mod:`tmd.daemon.job_records`."""
     lost: dict[str, float] = {}  # cause -> rank seconds, counted by all leaders of this run
     credited: tuple[Credit, ...] = ()
@@ -357,6 +371,11 @@ class ClusterView(Struct, frozen=True, dict=True):
     def findings(self, job: str) -> Sequence[Alert]:
         """Findings of all hosts about ``job``."""
         return self._index.alerts.get(job, ())
+
+    @cached_property
+    def earlier(self) -> tuple[str, ...]:
+        """Hosts whose daemons could not read of adopted ranks, as far as heard."""
+        return tuple(host.host for host in self.hosts if host.reads < ADOPTING_VERSION)
 
     @cached_property
     def _records(self) -> Mapping[str, JobRecord]:

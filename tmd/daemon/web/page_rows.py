@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tmd import __version__
 from tmd.core.planning.goodput import step_seconds
@@ -206,7 +206,9 @@ def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
         ),
     )
     for rank, member in enumerate(record.membership.members):
-        yield f"rank/{job}/{rank}", _rank(job, rank, member.host, ranks.statuses[rank], step)
+        row = _rank(job, rank, member.host, ranks.statuses[rank], step)
+        adopter = record.membership.adopter_of(rank)
+        yield f"rank/{job}/{rank}", structs.replace(row, detail=adopter) if adopter else row
     yield from _standbys(view, record)
     plans = {p.id: p for p in (*record.history, record.plan) if p is not None}
     exits = view.exits(job)
