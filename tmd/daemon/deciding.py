@@ -56,9 +56,8 @@ def grounds(
     if record is not None:
         names |= dict.fromkeys(member.host for member in record.parties)
     hosts = tuple(map(view.host, names))
-    requests = view.drains, view.rehearsals, view.unread, view.paused
-    cluster = view.breaker.open, view.earlier
-    return Grounds(record, hosts, (*requests, *cluster, view.exits(job), view.findings(job)), verdicts)
+    requests = view.drains, view.rehearsals, view.unread, view.paused, view.earlier
+    return Grounds(record, hosts, (*requests, view.exits(job), view.findings(job)), verdicts)
 
 
 class Settled(NamedTuple):

@@ -80,7 +80,7 @@ def growth(
     nothing: tuple[tuple[Move, ...], dict[int, Member]] = ((), {})
     if not membership.adopted or is_live(record.plan) or record.state is not JobState.RUNNING:
         return nothing
-    if view.paused or view.breaker.open:
+    if view.paused:
         return nothing
     if not all(_trains(facts, m) for m in membership.members):
         return nothing

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class HostIndex:
     """Read-only once built."""
 
-    def __init__(self, hosts: Sequence[HostStatus]) -> None:
+    def __init__(self, hosts: Sequence[HostStatus], reads: int) -> None:
+        """``reads``: the version of records below which a host counts as one of an earlier tmd."""
         self.hosts: dict[str, HostStatus] = {}
         self.workers: dict[str, dict[str, WorkerStatus]] = {}
         """Statuses by job and worker."""
@@ -27,6 +28,8 @@ class HostIndex:
         """Hosts with workers of a job, in the order of the view."""
         self.alerts: dict[str, list[Alert]] = {}
         """Findings about a job."""
+        self.earlier = [host.host for host in hosts if host.reads < reads]
+        """Hosts of an earlier tmd."""
         for host in hosts:
             self.hosts.setdefault(host.host, host)
             for worker in host.workers:

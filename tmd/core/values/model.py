@@ -349,7 +349,7 @@ class ClusterView(Struct, frozen=True, dict=True):
 
     @cached_property
     def _index(self) -> HostIndex:
-        return HostIndex(self.hosts)
+        return HostIndex(self.hosts, ADOPTING_VERSION)
 
     @property
     def job_names(self) -> frozenset[str]:
@@ -372,10 +372,10 @@ class ClusterView(Struct, frozen=True, dict=True):
         """Findings of all hosts about ``job``."""
         return self._index.alerts.get(job, ())
 
-    @cached_property
-    def earlier(self) -> tuple[str, ...]:
+    @property
+    def earlier(self) -> Sequence[str]:
         """Hosts whose daemons could not read of adopted ranks, as far as heard."""
-        return tuple(host.host for host in self.hosts if host.reads < ADOPTING_VERSION)
+        return self._index.earlier
 
     @cached_property
     def _records(self) -> Mapping[str, JobRecord]:

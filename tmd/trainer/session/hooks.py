@@ -40,6 +40,11 @@ class Interrupted(BaseException):
     """
 
 
+class Partial(Interrupted):
+    """The pass for one of several ranks ends where the vote would be; its gradients count in the
+    last pass of the step. Swallowed by ``session.step()``."""
+
+
 class VoteOutcome(Enum):
     """Outcome of a vote for this rank."""
 
@@ -48,9 +53,22 @@ class VoteOutcome(Enum):
     """A shadow iteration: the optimizer runs, but nothing is committed."""
 
 
+class PassHooks(Protocol):
+    """For steps that are computed once for each of several ranks."""
+
+    def allow(self, obstacle: str) -> None: ...
+    def refuse(self, why: str) -> None: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    def begin_pass(self, rank: int, *, first: bool, last: bool) -> None: ...
+    def end_pass(self) -> bool: ...
+
+
 class StepHooks(Protocol):
     """Implemented by the coordinator of a managed job, and by the hooks of a standalone script."""
 
+    @property
+    def adoption(self) -> PassHooks: ...
     @property
     def status(self) -> WorkerStatus: ...
     @property

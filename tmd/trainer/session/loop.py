@@ -9,7 +9,7 @@ from tmd.trainer.session.repeatable import Repeatables
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.placing import DataPlace, Loader
+from tmd.trainer.state.placing import DataPlace, Loader, undivided
 from tmd.trainer.state.seeds import seed_all
 
 if TYPE_CHECKING:
@@ -43,12 +43,14 @@ class BatchLoop:
         self, loader: Loader, local: LocalState, accumulate: int, partial: bool
     ) -> Iterator[Any]:
         """As :meth:`tmd.trainer.Session.batches`."""
+        if why := undivided(loader) or self._unshared:
+            self._hooks.adoption.refuse(why)
         feed = Feed(loader, self.calls, self._base, self._place)
         if not self._enter(feed):
             return
         while self._stays(feed):
             try:
-                drawn = feed.several(self._hooks.status.step, accumulate, partial=partial)
+                drawn = self._drawn(feed, accumulate, partial=partial)
             except StopIteration:
                 if self._hooks.close_feed(feed, local):
                     feed.ended = True
@@ -60,18 +62,62 @@ class BatchLoop:
                     "another rank has ended training while this rank has batches left: every rank "
                     "must run the same number of steps"
                 )
-            self._begin()
-            self.repeatables.ready()
             try:
-                yield drawn if accumulate > 1 else drawn[0]
+                yield from self._given(drawn, several=accumulate > 1)
             except GeneratorExit:
                 self._broken_off(feed)
                 raise
+
+    def _drawn(self, feed: Feed, count: int, *, partial: bool) -> dict[int, list[Any]]:
+        """The batches of the next step, by rank: of the rank held, or of each that is.
+
+        Raises:
+            StopIteration: there are none.
+            RuntimeError: there are none for an adopted rank.
+        """
+        passes, status = self._hooks.adoption.ranks, self._hooks.status
+        if len(passes) < 2:
+            feed.drop_beside()
+            return {self._hooks.rank: feed.several(status.step, count, partial=partial)}
+        found = {}
+        for rank in sorted(passes, key=lambda r: r != status.rank):
+            self._hooks.adoption.begin_pass(rank, first=True, last=True)
+            own = rank == status.rank
+            try:
+                each = feed if own else feed.beside(rank)
+                found[rank] = each.several(status.step, count, partial=partial)
+            except StopIteration:
+                if own:
+                    raise
+                raise RuntimeError(
+                    f"rank {rank}, which this worker has adopted, has no batches left, and rank "
+                    f"{status.rank} has: every rank must run the same number of steps"
+                ) from None
+        return {rank: found[rank] for rank in passes}
+
+    def _given(self, drawn: dict[int, list[Any]], *, several: bool) -> Iterator[Any]:
+        """The batches of a step; of more than one rank until one of the passes breaks."""
+        last = next(reversed(drawn))
+        for number, (rank, batches) in enumerate(drawn.items()):
+            if len(drawn) > 1:
+                self._cycle.begin_pass(rank, first=number == 0, last=rank == last)
+            self._begin()
+            self.repeatables.ready()
+            yield batches if several else batches[0]
+            if self._cycle.spoilt:
+                return
 
     @property
     def skipped(self) -> bool:
         """Whether the latest call did not run to its end here."""
         return self._latest is not None and not self._latest.ended
+
+    @property
+    def _unshared(self) -> str:
+        """What of this session keeps a worker from computing for several ranks."""
+        if self.saving is not None:
+            return "it uses session.checkpoint()"
+        return "it uses session.repeatable()" if self.repeatables.known else ""
 
     def settle(self) -> None:
         """Wait for a checkpoint that is still copying the state."""

@@ -39,7 +39,8 @@ class Repeatables:
         self, cycle: StepCycle, boundary: Callable[[], bool], begin: Callable[[], None]
     ) -> None:
         self._cycle, self._boundary, self._begin = cycle, boundary, begin
-        self._known: dict[str, Repeatable[Any]] = {}
+        self.known: dict[str, Repeatable[Any]] = {}
+        """By name."""
         self.begun = False
         """Whether a ``batches()`` call has begun."""
         self._ran = False
@@ -56,12 +57,12 @@ class Repeatables:
         """
         if self.begun:
             raise RuntimeError("call session.repeatable() before session.batches()")
-        if not each.name or each.name in self._known:
+        if not each.name or each.name in self.known:
             raise ValueError(
                 f"session.repeatable(): the name {each.name!r} is empty or taken: pass another "
                 "name=..., the same on all ranks"
             )
-        self._known[each.name] = each
+        self.known[each.name] = each
         return partial(self._call, each.name)
 
     def ready(self) -> None:
@@ -143,9 +144,9 @@ class Repeatables:
         return True
 
     def _named(self, name: str) -> Repeatable[Any]:
-        if name not in self._known:
+        if name not in self.known:
             raise RuntimeError(
                 f"the other ranks run {name!r} now: every worker must call session.repeatable() "
                 "for it before batches()"
             )
-        return self._known[name]
+        return self.known[name]

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
+from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
 from tmd.trainer.session.kept_rank import kept_rank
 from tmd.trainer.session.loop import BatchLoop
@@ -161,6 +162,7 @@ class Session:
         replicas: Iterable[Iterable[int]] | None = None,
         data_mesh: DeviceMesh | None = None,
         snapshots: int | None = None,
+        elastic: bool = False,
         **others: object,
     ) -> None:
         """Name the state that moves with this rank: everything that a step changes.
@@ -177,6 +179,8 @@ class Session:
                 rank has its own batches.
             snapshots: steps between two snapshots in the memory of two hosts, to which all ranks
                 return if a unique state is lost. By default 10 if a state is unique, else 0: none.
+            elastic: without a standby others compute for a lost rank until one comes. For plain
+                DDP whose collectives are in steps, before the optimizer.
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
@@ -185,12 +189,7 @@ class Session:
             RuntimeError: called twice, or a rank was lost during set-up.
         """
         first = self._registry is None
-        if not first and not self._awaited:
-            raise RuntimeError("session.register() was called twice; name all objects in one call")
-        if self._hooks.poisoned:
-            raise RuntimeError(
-                "a rank was lost during set-up: start the job again, no step was lost"
-            )
+        self._check_due()
         registry, local = self._name({"model": model, "optimizer": optimizer, **others})
         self._data_mesh = data_mesh
         models = model if isinstance(model, list | tuple) else [model]
@@ -198,10 +197,27 @@ class Session:
         alike = self._alike = partition(self._wrapped, replicas, self.world_size, registry.divided)
         snapshots = wanted_every(snapshots, alike, self.world_size)
         self._hooks.registered(registry, self._wrapped, local, alike, snapshots)
+        if elastic:
+            self._hooks.adoption.allow(self._rigidity(local, snapshots))
         self._awaited = False
         if first:
             self._own_seed = base_seed()
             self._hooks.seeds(self._own_seed)
+
+    def _check_due(self) -> None:
+        """Raises RuntimeError: nothing can be registered now."""
+        if self._registry is not None and not self._awaited:
+            raise RuntimeError("session.register() was called twice; name all objects in one call")
+        if self._hooks.poisoned:
+            raise RuntimeError(
+                "a rank was lost during set-up: start the job again, no step was lost"
+            )
+
+    def _rigidity(self, local: LocalState, snapshots: int) -> str:
+        """Why no other rank can compute for this one; empty if nothing registered forbids it."""
+        size, built = self.world_size, self._build is not None
+        given = (self._wrapped, self._alike, local)
+        return obstacle(*given, size=size, snapshots=snapshots, built=built)
 
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
         """Register ``objects``. After a rebuild they replace those registered before."""

@@ -24,9 +24,28 @@ from tmd.trainer.state_transfer.verification import Verdict
 log = logging.getLogger("tmd.trainer")
 
 
+class OneRank:
+    """A rank that is lost ends the job, so that no other worker computes for it."""
+
+    ranks: tuple[int, ...] = ()
+
+    def allow(self, obstacle: str) -> None:
+        """There is nobody to adopt a rank."""
+
+    def refuse(self, why: str) -> None:
+        """As above."""
+
+    def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
+        """Never called."""
+
+    def end_pass(self) -> bool:
+        return True
+
+
 class StandaloneHooks:
     """Commits every step. Rank and world size come from torchrun, or are 0 of 1."""
 
+    adoption = OneRank()
     shadowing = False
     poisoned = False
     idle = False

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from tmd.trainer.session.hooks import Interrupted
+from tmd.trainer.session.hooks import Interrupted, Partial
 from tmd.trainer.session.step_cycle import StepCycle
 
 P = ParamSpec("P")
@@ -23,6 +23,12 @@ class StepResult(Enum):
     """A rank was lost: nothing of the step counts, and ``batches`` gives its batch again."""
     SHADOW = "shadow"
     """A standby ran the step: nothing of it counts."""
+    PARTIAL = "partial"
+    """A worker that has adopted the rank of this batch ran the step: its gradients count in the
+    step that follows at once, with the batch of another rank that this worker holds."""
+
+
+ENDED_EARLY = frozenset({StepResult.SPOILT, StepResult.PARTIAL})
 
 
 class Step:
@@ -58,7 +64,7 @@ class Step:
             if not self._is_spoilt_by(type(error)):
                 self._cycle.close()
                 raise
-            self._spoil()
+            self._end_early(type(error))
             return None
 
     def end(self, loss: Tensor | float | None = None) -> StepResult:
@@ -73,8 +79,8 @@ class Step:
             try:
                 counts = self._cycle.end(self._loss)
                 self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
-            except Interrupted:
-                self._spoil()
+            except Interrupted as error:
+                self._end_early(type(error))
         assert self.result is not None
         return self.result
 
@@ -83,13 +89,13 @@ class Step:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        if self.result is StepResult.SPOILT:
+        if self.result in ENDED_EARLY:
             # By a part of it that Step.run has called; what follows computes with nothing.
             return kind is None or issubclass(kind, Exception)
         if kind is None:
             self.end()
         elif self._is_spoilt_by(kind):
-            self._spoil()
+            self._end_early(kind)
         else:
             self._cycle.close()
             return False
@@ -106,6 +112,10 @@ class Step:
         may_be = self._cycle.outcome is None and issubclass(kind, Exception)
         return may_be and self._cycle.hooks.poisoned
 
-    def _spoil(self) -> None:
+    def _end_early(self, kind: type[BaseException]) -> None:
+        if issubclass(kind, Partial):
+            self.result = StepResult.PARTIAL
+            self._cycle.end_pass(self._loss)
+            return
         self.result = StepResult.SPOILT
         self._cycle.spoil()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.amp import GradScaler
 
-from tmd.trainer.session.hooks import Interrupted, StepHooks, VoteOutcome
+from tmd.trainer.session.hooks import Interrupted, Partial, StepHooks, VoteOutcome
 from tmd.trainer.session.optimizers import OptimizerHooks
 from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Feed
@@ -46,6 +46,10 @@ class StepCycle:
         self._open = False
         """Whether a step has begun and not ended."""
         self._trains = True
+        self._pass: int | None = None
+        """The rank of a pass that is not the last of its step."""
+        self._losses: dict[int, float | None] = {}
+        """By adopted rank, the losses of the passes of this step so far."""
         self._registry: Registry | None = None
         """Set until the first step has checked its modules for extra state."""
         self._unregistered: UnregisteredState | None = None
@@ -68,6 +72,24 @@ class StepCycle:
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun()
+
+    def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
+        """The script begins to compute a step for ``rank``, one of several that it holds."""
+        assert self._local is not None
+        if first:
+            self._losses = {}
+        else:
+            # What the pass before has changed, in the step or after it.
+            self._local.undo()
+        self._pass = None if last else rank
+        self.hooks.adoption.begin_pass(rank, first=first, last=last)
+
+    def end_pass(self, loss: Tensor | float | None) -> None:
+        """A pass that is not the last has come to where the vote would be."""
+        assert self._pass is not None
+        self._losses[self._pass] = None if loss is None else float(loss)
+        self._pass, self.outcome = None, VoteOutcome.SHADOW
+        self.close()
 
     def check_ended(self) -> None:
         """Raises RuntimeError: a step has begun and not ended."""
@@ -121,6 +143,8 @@ class StepCycle:
             if self.rehearses and self._trains and not self.hooks.shadowing:
                 self.hooks.rehearsed()
                 raise Interrupted
+            if self._pass is not None:
+                raise Partial if self.hooks.adoption.end_pass() else Interrupted
             self.outcome = self.hooks.vote(self._local, trains=self._trains)
 
     def end(self, loss: Tensor | float | None) -> bool:
@@ -158,9 +182,14 @@ class StepCycle:
         self._last_commit = now
         if self.hooks.shadowing:
             return False
-        self._trace.write(self.hooks.current)
+        self._trace.write(self.hooks.current, self._shown(value))
         self._look_for_unregistered()
         return True
+
+    def _shown(self, loss: float | None) -> dict[int, float | None]:
+        """The losses of the step that has ended, by rank, and ``loss`` in its last pass."""
+        losses, self._losses = self._losses, {}
+        return {**losses, self.hooks.rank: loss}
 
     def _look_for_unregistered(self) -> None:
         # All ranks run one script: one of them warns.
@@ -172,7 +201,8 @@ class StepCycle:
 
     def spoil(self) -> None:
         """The step is broken."""
-        self.spoilt, self.outcome = True, VoteOutcome.SHADOW
+        self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
+        self._losses = {}
         self.close()
         # Also after a loss: the new worker of the rank does not know that this step is run twice.
         self.rehearses = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tmd.core.values.model import WorkerStatus
@@ -20,8 +20,11 @@ class Trace:
     def computed(self) -> None:
         """The current step has reached its vote."""
 
-    def write(self, current: Callable[[], WorkerStatus]) -> None:
-        """Record the committed step; ``loss`` is exact (hexadecimal float)."""
+    def write(
+        self, current: Callable[[], WorkerStatus], losses: Mapping[int, float | None]
+    ) -> None:
+        """Record the committed step, once for each rank of this worker; ``loss`` is exact
+        (hexadecimal float)."""
 
     def undone(self, status: WorkerStatus) -> None:
         """Record that the current step was poisoned and will be repeated."""
@@ -46,17 +49,23 @@ class FileTrace(Trace):
     def computed(self) -> None:
         self._computed = time.time()
 
-    def write(self, current: Callable[[], WorkerStatus]) -> None:
+    def write(
+        self, current: Callable[[], WorkerStatus], losses: Mapping[int, float | None]
+    ) -> None:
         status = current()
+        for rank, loss in losses.items():
+            self._write(status, rank, loss)
+
+    def _write(self, status: WorkerStatus, rank: int, loss: float | None) -> None:
         line = {
             "step": status.step - 1,
-            "rank": status.rank,
+            "rank": rank,
             "worker": status.worker,
             "epoch": status.epoch,
             "began": self._began,
             "computed": self._computed,
             "at": time.time(),
-            "loss": None if status.loss is None else float(status.loss).hex(),
+            "loss": None if loss is None else loss.hex(),
             "links_opened": status.links_opened,
             "rss_peak": status.rss_bytes,
         }

@@ -45,6 +45,7 @@ WHOLE_S = 60.0
 NO_STEP = -1
 """Version of the window between two steps, which has no digest."""
 ENDING_S = 2.0
+TAKEN = "the rank was taken over"
 BEHIND = "the joiner does not keep up: too many bytes wait for it"
 
 log = logging.getLogger("tmd.trainer")
@@ -69,6 +70,7 @@ class SourceStage(Enum):
     OPENED = auto()  # the joiner moves to its data position
     COPYING = auto()  # units and tails
     LIVE = auto()  # outputs, and tails as long as it may have to jump
+    RELEASED = auto()  # what is queued; it takes another rank than this one
     OVER = auto()
 
 
@@ -167,10 +169,17 @@ class ShadowSource:
         """After the switch: whether the joiner has assumed the rank from its shadow."""
         while not self.over and not cancelled():
             if self._took.wait(self._pace.idle_s):
-                self.drop("the rank was taken over")
+                self.drop(TAKEN)
                 return True
         self.drop("the rank was not taken over")
         return self._took.is_set()
+
+    def release(self) -> None:
+        """After a switch by which the joiner takes another rank than this one, which goes on: it
+        needs the rest of its last step, and no more."""
+        self._enter(SourceStage.RELEASED)
+        if self._took.is_set():
+            self.drop(TAKEN)
 
     # --- any thread -------------------------------------------------------------------------------
 
@@ -338,6 +347,8 @@ class ShadowSource:
                         self._settled, self._tails = True, False
                     case frames.Took():
                         self._took.set()
+                        if self._stage is SourceStage.RELEASED:
+                            self.drop(TAKEN)
                     case _:
                         self.drop(f"unexpected {type(frame).__name__} from the joiner")
         except LinkError as error:

@@ -98,6 +98,12 @@ class ShadowSources:
         for mirror in self._mirrors:
             mirror.close()
 
+    def release(self, plan: str) -> None:
+        """After a switch: a joiner of ``plan`` that has shadowed this rank takes another one."""
+        for mirror in self._mirrors:
+            if mirror.plan == plan:
+                mirror.release()
+
     def taken(self, plan: str, cancelled: Callable[[], bool]) -> bool:
         """After a switch: whether the joiner of ``plan`` has assumed the rank from its shadow."""
         # An older joiner may not have noticed yet that its link is gone, and one that is not live

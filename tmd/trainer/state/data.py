@@ -139,6 +139,8 @@ class Feed:
         """Whether this worker was in the call at its end."""
         self._opened_at: DataPlace | None = None
         """The place for which the loader was opened."""
+        self._beside: dict[int, Feed] = {}
+        """The feeds of ranks that this worker has adopted."""
 
     @property
     def position(self) -> Position:
@@ -202,14 +204,30 @@ class Feed:
             drawn.append(batch)
         return drawn
 
+    def beside(self, rank: int) -> Feed:
+        """The feed of an adopted ``rank``, at the same position. The worker must show that rank."""
+        feed = self._beside.get(rank)
+        if feed is None or feed.position != self.position:
+            feed = self._beside[rank] = Feed(self._loader, self.call, self._base, self._place)
+            feed.seek(self.position)
+        return feed
+
+    def drop_beside(self) -> None:
+        """No rank is adopted any more."""
+        self._beside.clear()
+
     def commit(self) -> None:
         """Note that all batches given out so far belong to committed steps."""
+        for feed in self._beside.values():
+            feed.commit()
         self._committed += self._replay
         del self._kept[: self._replay]
         self._replay = 0
 
     def rewind(self) -> None:
         """Give out the batches since the last commit again."""
+        for feed in self._beside.values():
+            feed.rewind()
         self._replay = 0
 
     def skip_to(self, position: Position) -> None:

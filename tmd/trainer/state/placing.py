@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 
 class DataPlace(NamedTuple):
@@ -62,6 +62,22 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
                 "session.batches(lambda place: make_loader(place.part, place.parts))"
             )
     return cast("Iterable[Any]", loader)
+
+
+def undivided(loader: Loader) -> str:
+    """Why one worker cannot draw the batches of several ranks from ``loader`` at the same time, as
+    far as known; empty if it can."""
+    if is_function(loader) or isinstance(loader, list | tuple | range):
+        return ""
+    if type(loader) is not DataLoader:
+        return f"its batches come from a {type(loader).__name__}"
+    if loader.persistent_workers:
+        return "its DataLoader has persistent_workers"
+    if isinstance(loader.dataset, IterableDataset):
+        return "its data set is an IterableDataset"
+    if any(getattr(piece, "generator", None) is not None for piece in pieces(loader)):
+        return "its DataLoader, or a sampler of that, has a generator of its own"
+    return ""
 
 
 def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]]]:

@@ -77,6 +77,8 @@ class Continuation:
         """Whether the steps of this job can be finished at all."""
         if not self._context.limits.finish_steps or self._context.units.divided:
             return False
+        if self._fabric.passes.shrunk:
+            return False
         return self._fabric.generations.kind is None  # an inner group cannot run an operation again
 
     def heard(self, share: int) -> None:

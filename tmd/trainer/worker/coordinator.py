@@ -33,6 +33,7 @@ from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.worker.adopted_ranks import AdoptedRanks
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.arming import Arming, must_wait
 from tmd.trainer.worker.pacing import Pacing
@@ -47,6 +48,7 @@ log = logging.getLogger("tmd.trainer")
 class Coordinator:
     """The hooks of a managed job. Owns fabric and agent from :meth:`start` on."""
 
+    adoption: AdoptedRanks
     _agent: Agent
     _arming: Arming
     _fabric: Fabric
@@ -69,6 +71,7 @@ class Coordinator:
         """
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
+        self.adoption = AdoptedRanks(fabric)
         self._arming = Arming.of(fabric, self._reporter.report_armed)
         self._reporter.open(agent, fabric)
         self._watchdog = PeerWatchdog.over(fabric)
@@ -87,8 +90,7 @@ class Coordinator:
             self._fabric.sandbox(Neutral(), size - 1, size)
 
     def set_builder(self, again: Callable[[], None]) -> None:
-        """Let ``again`` build the part of any rank that is held or impersonated, starting now.
-        Raises RuntimeError."""
+        """Let ``again`` build any rank that is held or impersonated from now on; RuntimeError."""
         self._warmup.set_builder(again)
         self._warmup.build(self._fabric)
 
@@ -158,6 +160,7 @@ class Coordinator:
 
     def begun(self) -> None:
         """The script begins to compute a step."""
+        self.adoption.begun()
         self._pacing.begin()
         self._parts.migration.begun()
         self._parts.continuation.begin_step()
@@ -181,13 +184,15 @@ class Coordinator:
         """Vote once; returns whether the step is committed."""
         self._fabric.settle()
         parts, status = self._parts, self.status
+        self.adoption.come_to_vote(local)
         if self.poisoned:
             return False
         if parts.recovery.is_refuted():
             raise Interrupted
-        shares = (parts.snapshots.share, parts.continuation.share, *self._pacing.shares(status))
+        pace = self._pacing.shares(status, alone=self._fabric.passes.shrunk)
+        shares = (parts.snapshots.share, parts.continuation.share, *pace)
         try:
-            local.exchange_copies(status.step, self.rank, status.world_size, self._fabric.shift)
+            local.exchange_copies(status.step, self.rank, status.world_size, self.adoption.hand_on)
         except LinkError:
             return False
         armed = self._arming.begin_vote(lambda new: not trains or must_wait(self._fabric, new))
@@ -225,6 +230,7 @@ class Coordinator:
         is not needed any more.
         """
         self._fabric.step.leave_behind()
+        self.adoption.leave_step()
         while not self._may_train():
             if self.status.activity is Activity.TRAINING:
                 self._switch_or_halt()
@@ -268,8 +274,6 @@ class Coordinator:
         self.advance(local)
         return True
 
-    # --- properties -------------------------------------------------------------------------------
-
     @property
     def _parts(self) -> WorkerParts:
         assert self._known is not None, "session.register() comes first"
@@ -289,9 +293,9 @@ class Coordinator:
 
     @property
     def rank(self) -> int:
-        """The rank that is held, or impersonated."""
+        """The rank that is held, or impersonated; of several held ones the one that is shown."""
         held = self.status.rank
-        return held if held is not None else self._fabric.rank or 0
+        return self._fabric.rank or 0 if held is None or self._fabric.passes.shrunk else held
 
     def current(self) -> WorkerStatus:
         """The status with current measurements."""
@@ -348,8 +352,6 @@ class Coordinator:
     def shadowed(self) -> None:
         """A shadow iteration has ended."""
         self._warmup.stepped()
-
-    # --- activities -------------------------------------------------------------------------------
 
     def _may_train(self) -> bool:
         match self.status.activity:

@@ -39,6 +39,7 @@ class Leaving:
         rank = order.membership.rank_of(self._reporter.status.worker)
         if rank is not None:
             self._fabric.switch(order.membership, rank)
+            self._mirrors.release(order.plan)
             self._reporter.update(epoch=order.membership.epoch, armed=0, plan="")
             return
         self._snapshots.give_up()

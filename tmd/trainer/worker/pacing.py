@@ -38,11 +38,12 @@ class Pacing:
         """Begin a step once its batch is here."""
         self._begin = self._wait_timer.read()
 
-    def shares(self, status: WorkerStatus) -> tuple[int, ...]:
+    def shares(self, status: WorkerStatus, *, alone: bool = False) -> tuple[int, ...]:
         """Called before the vote: the numbers to add to the vote on the current step.
 
         On the last step of a block there is one number per rank, else none. This must depend only
-        on the step, since all ranks must add equally many.
+        on the step, since all ranks must add equally many. ``alone``: nobody is compared, since
+        some workers compute for several ranks.
         """
         if status.epoch != self._epoch:
             # Neighbours on this host, or a move, change the usual duration.
@@ -55,7 +56,7 @@ class Pacing:
             return ()
         own = [UNKNOWN] * status.world_size
         times = [*self._busy, self._busy_now]
-        if status.rank is not None and len(times) == BLOCK and min(times) > 0:
+        if not alone and status.rank is not None and len(times) == BLOCK and min(times) > 0:
             own[status.rank] = max(1, round(MICRO * median(times)))
         return tuple(own)
 

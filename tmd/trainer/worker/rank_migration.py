@@ -136,7 +136,7 @@ class RankMigration:
             link.close()
             off = "the live shadow is switched off"
             why = said.reason if isinstance(said, Dropped) else off
-            self.expect_state(directive, why, timings)
+            self._go_without_shadow(directive, why, timings)
         return None
 
     def _misfit(self, directive: Prepare, offer: Offer) -> str | Rebuild:
@@ -167,10 +167,18 @@ class RankMigration:
             case ShadowEnd(AfterShadow.REFUSE, reason), Prepare():
                 self.refuse(directive, reason)
             case ShadowEnd(AfterShadow.AWAIT_STATE, reason), Prepare():
-                self.expect_state(directive, reason, self._reporter.status.timings)
+                self._go_without_shadow(directive, reason, self._reporter.status.timings)
             case ShadowEnd(AfterShadow.BECOME_RANK), Prepare():
                 return self.become(directive)
         return None
+
+    def _go_without_shadow(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
+        """The rank cannot be shadowed: wait for its state. Of an adopted rank nobody hands it over,
+        since its holder stays."""
+        if directive.adopted:
+            self.refuse(directive, why)
+        else:
+            self.expect_state(directive, why, timings)
 
     def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
         """Stop-and-copy: the state follows after the switch."""

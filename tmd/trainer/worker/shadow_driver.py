@@ -98,12 +98,8 @@ class ShadowDriver:
 
     def has(self, rank: int, step: int) -> bool:
         """Whether the state of ``rank`` itself at the start of ``step`` is here."""
-        following = self.following
-        return (
-            following is not None
-            and following.directive.plays == rank
-            and self.has_state_of == step
-        )
+        plays = None if self.following is None else self.following.directive.plays
+        return plays == rank and self.has_state_of == step
 
     def cancel_unless(self, directive: Directive) -> None:
         """End the shadow if ``directive`` is another one (any thread)."""
@@ -282,7 +278,8 @@ class ShadowDriver:
         """The vote has given this worker the rank, and it has the state."""
         directive, told = following.directive, following.status()
         assert isinstance(directive, Prepare)
-        if directive.plays != directive.rank:
+        other = directive.plays != directive.rank
+        if other and not directive.adopted:
             return ShadowEnd(AfterShadow.BECOME_RANK)
         following.take()
         self.following = None
@@ -294,6 +291,9 @@ class ShadowDriver:
             shadow=None,
             timings={**self._reporter.status.timings, "transfer": 0.0, "lag": told.lag_s},
         )
+        if other:
+            # It has computed the batches of the source's rank.
+            self._state.seek(self._state.position)
         return None
 
     def attempt(self, directive: ShadowRank) -> Rebuild | None:

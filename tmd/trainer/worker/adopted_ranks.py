@@ -1,0 +1,87 @@
+"""What a worker does in its steps for ranks that it has adopted (:mod:`tmd.fabric.passes`).
+
+Main thread only.
+"""
+
+from __future__ import annotations
+
+from tmd.core.values.errors import LinkError
+from tmd.fabric import Fabric
+from tmd.trainer.state.local import LocalState
+
+
+class AdoptedRanks:
+    """Tells the fabric of each pass, and notes what a worker could not do for several ranks."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric, self._passes = fabric, fabric.passes
+
+    # --- for the session --------------------------------------------------------------------------
+
+    def allow(self, obstacle: str) -> None:
+        """The script lets this worker adopt ranks. ``obstacle``: why it cannot, or empty."""
+        self._passes.watch(obstacle or self._unshared())
+
+    def _unshared(self) -> str:
+        """What of the groups keeps this worker from computing for several ranks."""
+        generations = self._fabric.generations
+        if generations.kind is not None:
+            return f"its collectives are carried by {generations.carrier}"
+        size = self._fabric.size or 1
+        part = next((g.name for g in self._fabric.built if len(g.ranks) < size), "")
+        return f"group {part} has not all ranks" if part else ""
+
+    def refuse(self, why: str) -> None:
+        """From now on this worker cannot adopt ranks."""
+        self._passes.refuse(why)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks for which each step is computed, in this order; one or none is the usual.
+
+        The lowest is last, in the pass that commits: scripts print and save on rank 0.
+        """
+        return tuple(reversed(self._passes.held))
+
+    def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
+        """The script computes for ``rank`` from now on."""
+        self._passes.begin(rank, first=first, last=last)
+
+    def end_pass(self) -> bool:
+        """A pass that is not the last is over; returns whether its step goes on."""
+        try:
+            self._fabric.drain()
+        except LinkError:
+            return False
+        return not self._fabric.poisoned
+
+    # --- for the coordinator ----------------------------------------------------------------------
+
+    def begun(self) -> None:
+        """The script begins to compute a step."""
+        self._passes.open = True
+
+    def come_to_vote(self, local: LocalState) -> None:
+        """A step has come to its vote. If a sum may lack a rank, its epoch is abandoned."""
+        self._passes.open = False
+        if self._passes.rigid == "":
+            why = "its model has buffers that steps change, such as BatchNorm's"
+            self._passes.refuse(why if local.is_live else self._unshared())
+        if self._passes.shrunk and not self._passes.complete:
+            why = "its steps call fewer operations for one rank than for another"
+            self._passes.refuse(why)
+            self._fabric.poison(why)
+
+    def leave_step(self) -> None:
+        """The script has come to its next batch."""
+        self._passes.open = False
+        self._passes.end()
+
+    def hand_on(self, payload: bytes, offset: int) -> bytes:
+        """As :meth:`Fabric.shift`, of copies for other ranks: there are none while ranks are
+        adopted, since then no state is local to a rank."""
+        if not self._passes.shrunk:
+            return self._fabric.shift(payload, offset)
+        if self._fabric.tap is not None:  # a joiner expects one from each step
+            self._fabric.tap.shifted(offset, b"")
+        return b""
