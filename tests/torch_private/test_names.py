@@ -190,6 +190,8 @@ def test_a_loader_process_passes_indices_through() -> None:
         sampler=[1, 2, 3, 4],
         num_workers=1,
         worker_init_fn=partial(prepare, doubled),
+        # A fork inherits what threads of earlier tests hold at that moment.
+        multiprocessing_context="spawn",
     )
 
     assert [batch.tolist() for batch in loader] == [[2, 4], [6, 8]]
