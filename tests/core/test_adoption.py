@@ -25,6 +25,7 @@ from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import SHRUNK
 from tmd.core.planning.record_versions import needed_version
 from tmd.core.planning.survival import LossOutlook, survival
+from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     ADOPTING_VERSION,
@@ -113,6 +114,11 @@ def test_every_rank_is_adopted_once_and_as_evenly_as_can_be(case: tuple[int, set
     assert found.keys() == vacant
     assert set(found.values()) <= owners
     assert max(loads[own] for own in owners) - min(loads[own] for own in owners) <= 1
+
+
+def test_a_membership_names_each_worker_once() -> None:
+    less = values.record("h0", "h1", "h2").membership.shrunk({0: 2})
+    assert less.workers == (values.worker("h2"), values.worker("h1"))
 
 
 @given(st.integers(2, 20), st.data())
@@ -213,6 +219,13 @@ def test_the_loss_of_one_that_has_adopted_a_rank_moves_both() -> None:
     assert scene.plan.new.adopted == {2: 0, 3: 1}
     scene.recovers(STEP + 1)
     assert scene.record.membership.adopted == {2: 0, 3: 1}
+
+
+def test_one_that_has_adopted_a_rank_is_waited_for_by_its_name_once() -> None:
+    scene = small()
+    scene.loses("h1")
+    scene.changes("h3", activity=Activity.TRAINING, plan="")
+    assert scene.steer().detail == f"waiting for {values.worker('h3')} to halt"
 
 
 def test_a_loss_that_comes_later_leaves_an_adopted_rank_where_it_is() -> None:
@@ -344,6 +357,23 @@ def test_a_joiner_that_refuses_often_is_not_asked_again() -> None:
     assert growth(scene.record, scene.view, scene.facts) == ((), {})
 
 
+def test_a_joiner_that_is_late_often_is_not_asked_again() -> None:
+    """Also after a failover, which raises the epoch. Another one is."""
+    scene = small()
+    scene.says("s0", Activity.STANDBY, elastic="")
+    for _ in range(ATTEMPTS):
+        scene.steer()
+        scene.steer(age=LIMITS.prepare_s + 1)
+        assert scene.plan.phase is Phase.ABORTED
+        assert scene.plan.rejected == ()
+    assert growth(scene.record, scene.view, scene.facts) == ((), {})
+    later = structs.replace(scene.record.membership, epoch=scene.record.proposed + 1)
+    after = structs.replace(scene.record, membership=later)
+    assert growth(after, scene.view, scene.facts) == ((), {})
+    scene.says("s1", Activity.STANDBY, elastic="")
+    assert growth(scene.record, scene.view, scene.facts)[1] == {2: values.member("s1")}
+
+
 def test_no_move_begins_while_the_job_is_disturbed_or_a_plan_is_live() -> None:
     scene = small()
     scene.says("s0", Activity.STANDBY, elastic="")
@@ -352,6 +382,8 @@ def test_no_move_begins_while_the_job_is_disturbed_or_a_plan_is_live() -> None:
     scene.changes("h1", activity=Activity.TRAINING)
     assert growth(scene.record, scene.view, scene.facts)[0] != ()
     assert growth(scene.record, structs.replace(scene.view, paused=True), scene.facts)[0] == ()
+    tripped = structs.replace(scene.view, breaker=Breaker(open=True))
+    assert growth(scene.record, tripped, scene.facts)[0] == ()
     scene.steer()
     assert growth(scene.record, scene.view, scene.facts)[0] == ()
 

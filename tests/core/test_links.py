@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from tests.values import member, plan, record, worker
-from tmd.core.planning.links import IN_VAIN, LINK_BROKEN
+from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard
+from tmd.core.planning.migration import PlanFacts
 from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
@@ -86,6 +87,29 @@ def test_the_first_time_the_same_ranks_run_the_step_again():
 )
 def test_no_worker_is_named_in_doubt(named):
     assert after(named).plan.dead == ()
+
+
+def test_a_worker_that_has_adopted_ranks_is_one_voice():
+    """It would name a worker alone otherwise, whatever number of peers there are."""
+    adopting = structs.replace(RECORD, membership=MEMBERSHIP.shrunk({1: 0}))
+    one = after({"h0": ["h3"], "h1": [], "h2": [], "h3": []}, record=adopting).plan
+    two = after({"h0": ["h3"], "h1": [], "h2": ["h3"], "h3": []}, record=adopting).plan
+
+    assert one.id != BROKE_BEFORE.id
+    assert one.dead == ()
+    assert two.dead == (worker("h3"),)
+
+
+def test_workers_are_heard_once_whatever_number_of_ranks_they_hold():
+    adopting = structs.replace(RECORD, membership=MEMBERSHIP.shrunk({1: 0}))
+    hosts = [stuck(f"h{n}", n, []) for n in (0, 2, 3)]
+    some, full = (
+        PlanFacts(ClusterView(hosts=tuple(known), jobs=(adopting,)), "job")
+        for known in (hosts[:2], hosts)
+    )
+
+    assert not all_heard(adopting, some)
+    assert all_heard(adopting, full)
 
 
 def test_a_member_that_gave_its_rank_back_is_not_waited_for():

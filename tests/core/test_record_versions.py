@@ -9,11 +9,18 @@ from tmd.core.planning.election import Denied, GivingWay, Granted
 from tmd.core.planning.record_versions import (
     REMEMBERED_S,
     LastHeard,
+    recalled,
     remembered,
     successors,
     written_version,
 )
-from tmd.core.values.model import READABLE_VERSION, RECORD_VERSION, ClusterView, HostStatus
+from tmd.core.values.model import (
+    ADOPTING_VERSION,
+    READABLE_VERSION,
+    RECORD_VERSION,
+    ClusterView,
+    HostStatus,
+)
 
 EARLIER, LATER = RECORD_VERSION - 1, READABLE_VERSION + 1
 
@@ -25,7 +32,7 @@ def test_a_silent_host_that_was_never_heard_counts_with_what_is_written_for_a_wh
     heard = remembered({}, view, 100.0)
     later = remembered(heard, view, 101.0 + REMEMBERED_S)
 
-    assert heard["h1"] == LastHeard(EARLIER, 100.0)
+    assert heard["h1"] == LastHeard(EARLIER, 100.0, guessed=True)
     assert written_version(record, view, heard, 100.0) == EARLIER
     assert written_version(record, view, later, 101.0 + REMEMBERED_S) == RECORD_VERSION
 
@@ -37,6 +44,32 @@ def test_a_silent_host_without_a_part_in_the_job_does_not_count() -> None:
 
     assert "s0" not in remembered(heard, view, 100.0)
     assert written_version(record, view, heard, 100.0) == RECORD_VERSION
+
+
+def test_a_silent_host_of_an_earlier_release_is_recalled_for_a_while() -> None:
+    """Its daemon may return in a moment, and could not read of a rank that was adopted."""
+    record = values.record("h0", "h1", "h2", "h3")
+    view = ClusterView(hosts=(HostStatus("h0", "i", reads=ADOPTING_VERSION),), jobs=(record,))
+    heard = {
+        "h0": LastHeard(ADOPTING_VERSION - 1, 100.0),
+        "h1": LastHeard(ADOPTING_VERSION - 1, 100.0),
+        "h2": LastHeard(ADOPTING_VERSION, 100.0),
+    }
+    kept = remembered(heard, view, 101.0)
+
+    assert recalled(view, kept, 101.0).earlier == ("h1",)
+    assert recalled(view, kept, 101.0).with_record(record).earlier == ("h1",)
+    assert recalled(view, kept, 101.0 + REMEMBERED_S).earlier == ()
+
+
+def test_a_silent_host_that_was_never_heard_is_not_recalled() -> None:
+    """It may have been the leader: its rank is adopted at once."""
+    record = values.record("h0", "h1")
+    view = ClusterView(hosts=(HostStatus("h0", "i", reads=ADOPTING_VERSION),), jobs=(record,))
+    heard = remembered(remembered({}, view, 100.0), view, 101.0)
+
+    assert heard["h1"].reads < ADOPTING_VERSION
+    assert recalled(view, heard, 101.0).earlier == ()
 
 
 def test_a_leader_that_can_read_all_records_has_no_successors() -> None:

@@ -20,6 +20,7 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import StaleLease
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
+    ADOPTING_VERSION,
     READABLE_VERSION,
     RECORD_VERSION,
     Activity,
@@ -34,6 +35,7 @@ from tmd.core.values.model import (
     Verdict,
 )
 from tmd.core.values.requests import DrainRequest
+from tmd.daemon.deciding import grounds
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -468,6 +470,32 @@ async def test_a_silent_host_of_the_job_counts_with_what_it_read_but_not_for_eve
     await scene.leader.turn()
 
     assert (during, (await scene.record).v) == (RECORD_VERSION - 1, RECORD_VERSION)
+
+
+async def test_no_rank_is_adopted_while_a_silent_daemon_of_an_earlier_release_may_return(scene):
+    """It would leave the record alone. Only what was heard counts, and not for ever."""
+    scene.reads["h2"] = ADOPTING_VERSION - 1
+    await scene.put("h2")
+    await scene.leader.turn()
+    await scene.fall_silent("h2")
+    await scene.leader.turn()
+    during = scene.leader.view.earlier
+    await asyncio.sleep(REMEMBERED_S + 1)
+    await scene.leader.turn()
+
+    assert (during, scene.leader.view.earlier) == (("h2",), ())
+
+
+async def test_a_job_is_looked_at_again_once_the_breaker_is_closed(scene):
+    """It may be about to give a standby an adopted rank."""
+    view = await scene.store.snapshot()
+    closed, opened = (
+        grounds(structs.replace(view, breaker=Breaker(open=is_open)), view.record("job"), "job", ())
+        for is_open in (False, True)
+    )
+
+    assert closed.same(closed)
+    assert not opened.same(closed)
 
 
 async def test_nothing_is_decided_about_a_job_whose_record_one_of_its_hosts_cannot_read(scene):

@@ -13,8 +13,10 @@ from torch import Tensor
 from tests.fabric.circle import Circle, circle, sync
 from tmd.core.values.errors import LinkError
 from tmd.fabric import Fabric, Group
+from tmd.fabric.collectives import on_tensors
 from tmd.fabric.frame import FrameKind
-from tmd.fabric.passes import obstacle
+from tmd.fabric.passes import Passes, PassLog, Rigid, obstacle
+from tmd.fabric.step_log import CollectiveCall
 from tmd.trainer.protocol.step_vote import exchange
 
 pytestmark = pytest.mark.timeout(60)
@@ -205,13 +207,42 @@ def test_votes_and_exchanges_are_among_the_workers() -> None:
         (FrameKind.ALLREDUCE, True, True),
         (FrameKind.ALLREDUCE, False, False),
         (FrameKind.BROADCAST, True, True),
-        (FrameKind.BARRIER, False, True),
+        (FrameKind.BARRIER, True, True),
+        (FrameKind.BARRIER, False, False),
         (FrameKind.REDUCE_SCATTER, True, False),
         (FrameKind.MESSAGE, True, False),
     ],
 )
 def test_which_operations_passes_share(kind: FrameKind, in_step: bool, shared: bool) -> None:
     assert (obstacle(kind, in_step=in_step) == "") is shared
+
+
+def test_a_barrier_behind_the_set_up_is_none_of_a_step() -> None:
+    """Scripts often wait for each other before their loop. A later one no pass can share."""
+    passes = Passes(lambda: None)
+    passes.watch("")
+    passes.saw(FrameKind.BARRIER)
+    assert passes.rigid == ""
+
+    passes.has_stepped = True
+    passes.saw(FrameKind.BARRIER)
+    assert "barrier between two steps" in (passes.rigid or "")
+
+
+def test_operations_of_the_step_before_are_none_of_this_one() -> None:
+    """A script may call an operation in some steps, by a counter that counts passes."""
+    passes = Passes(lambda: None)
+    log, tensors = PassLog(passes), [torch.ones(SMALL)]
+    call = CollectiveCall(FrameKind.BARRIER, on_tensors.barrier, tensors, tensors)
+    passes.begin(2, first=True, last=False)
+    assert log.next(call, tensors) is not None
+    passes.begin(0, first=False, last=True)
+    assert log.next(call, tensors) is not None
+    passes.begin(2, first=True, last=False)
+    passes.begin(0, first=False, last=True)
+
+    with pytest.raises(Rigid, match="call other operations"):
+        log.next(call, tensors)
 
 
 def test_a_script_that_does_not_ask_is_not_watched() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from msgspec import structs
 from torch import nn
 from torch.optim import SGD
@@ -18,7 +21,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from tests.fabric.circle import circle
+from tests.fabric.circle import PATIENCE, Circle, circle
 from tests.trainer.scripts import mlp, normed
 from tests.trainer.standalone import Voting
 from tmd.core.values.model import WorkerStatus
@@ -53,8 +56,14 @@ class Held:
     def refuse(self, why: str) -> None:
         self.why = self.why or why
 
+    def draw_for(self, rank: int) -> None:
+        self.acting = rank
+
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
         self.acting = rank
+
+    def leave_step(self) -> None:
+        self.acting = min(self.ranks)
 
     def end_pass(self) -> bool:
         broke = self.acting in self.breaks
@@ -153,6 +162,15 @@ def test_a_pass_leaves_no_trace() -> None:
 
     assert job.optimizer.param_groups[0]["lr"] == same.optimizer.param_groups[0]["lr"] == 0.25
     assert torch.equal(job.model.weight, same.model.weight)
+
+
+def test_behind_the_loop_a_script_sees_its_lowest_rank() -> None:
+    """Scripts save there if their rank is 0."""
+    job = Job(Adopting(0))
+    job.run(loader(), steps=SAMPLES)
+
+    assert job.seen
+    assert job.session.rank == 0
 
 
 @pytest.mark.parametrize("where", ["first pass", "vote"])
@@ -309,6 +327,66 @@ def test_steps_with_unequal_passes_abandon_the_epoch_before_the_vote() -> None:
         assert adopter.poisoned
         assert adopter.passes.rigid is not None
         assert "fewer operations" in adopter.passes.rigid
+
+
+@contextmanager
+def last_pass(module: nn.Module) -> Iterator[tuple[Circle, AdoptedRanks, LocalState]]:
+    """The worker of rank 0 has adopted rank 1, and its last pass runs."""
+    with circle(2) as jobs:
+        jobs.group()
+        adopter = jobs.fabrics[0]
+        _shrink(adopter, jobs.membership.replaced({}, 2).shrunk({1: 0}))
+        ranks = AdoptedRanks(adopter)
+        ranks.allow("")
+        local = LocalState(Registry({"model": module, "optimizer": SGD(module.parameters(), 0.1)}))
+        for rank in (1, 0):
+            ranks.begin_pass(rank, first=rank == 1, last=rank == 0)
+            ranks.begun()
+            local.begin()
+            if rank == 1:
+                jobs.of(adopter).allreduce([torch.ones(1)]).wait()
+                assert ranks.end_pass()
+        yield jobs, ranks, local
+
+
+def test_an_operation_that_is_not_waited_for_belongs_to_its_step() -> None:
+    """The vote waits for it: it has yet to run, and would else count as missing."""
+    with last_pass(mlp()) as (jobs, ranks, local):
+        adopter, let_go = jobs.fabrics[0], threading.Event()
+        group = jobs.of(adopter)
+
+        def occupy() -> None:
+            let_go.wait(PATIENCE)
+
+        group._runner.lane.run(occupy, inline=False)
+        work = group.allreduce([torch.ones(1)], asynchronous())
+        vote = threading.Thread(target=ranks.come_to_vote, args=(local,))
+        vote.start()
+        let_go.set()
+        vote.join(PATIENCE)
+
+        assert work.is_completed()
+        assert not adopter.poisoned
+
+
+def test_a_buffer_that_begins_to_change_breaks_the_step() -> None:
+    """What the passes of other ranks have made of it is lost."""
+    module, seen = mlp(), torch.zeros(1)
+    module.register_buffer("seen", seen)
+    with last_pass(module) as (jobs, ranks, local):
+        adopter = jobs.fabrics[0]
+        jobs.of(adopter).allreduce([torch.ones(1)]).wait()
+        seen += 1
+        ranks.come_to_vote(local)
+
+        assert adopter.poisoned
+        assert "buffers that steps change" in (adopter.passes.rigid or "")
+
+
+def asynchronous() -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.asyncOp = True
+    return options
 
 
 def _shrink(fabric: Fabric, membership: Any) -> None:

@@ -71,20 +71,28 @@ class Scene:
 
     def __init__(self, c: Circle) -> None:
         self.gates = {fabric.worker: Gate(fabric) for fabric in c.fabrics}
-        members = tuple(gate.member for gate in self.gates.values())
-        for rank, fabric in enumerate(c.fabrics):
-            fabric.enter(Membership(2, members), rank)
+        self.circle = c
         for near in (1, 3):
             c.group(f"0 and {near}", (0, near))
-            c.allreduce(name=f"0 and {near}")
-        for gate in self.gates.values():
-            gate.calls = 0
-        standing = c.fabrics[0].standing
-        assert standing is not None
-        self.standing = standing
+        self.enter(2, {})
         self.waits = True
         self.between_epochs = False
         self.watchdog = PeerWatchdog(self._now, lambda: self.waits)
+
+    def enter(self, epoch: int, adopted: dict[int, int]) -> None:
+        """All workers enter an epoch in which some of them have adopted ranks."""
+        members = tuple(gate.member for gate in self.gates.values())
+        membership = Membership(epoch, members).shrunk(adopted)
+        for rank in membership.crew(range(len(members))):
+            self.circle.fabrics[rank].enter(membership, rank)
+            self.circle.fabrics[rank].passes.open = True
+        for near in (1, 3):
+            self.circle.allreduce(name=f"0 and {near}")
+        for gate in self.gates.values():
+            gate.calls = 0
+        standing = self.circle.fabrics[0].standing
+        assert standing is not None
+        self.standing = standing
 
     @property
     def called(self) -> list[str]:
@@ -120,6 +128,15 @@ def test_a_neighbour_that_misses_calls_in_a_row_counts_as_lost(scene: Scene) -> 
     assert not before
     assert scene.standing.suspects == ("w3",)
     assert scene.called == ["w1", "w3"], "only neighbours are called"
+
+
+def test_a_neighbour_that_holds_two_ranks_is_called_once_a_look(scene: Scene) -> None:
+    scene.enter(3, {2: 3})
+    scene.gates["w3"].frozen = True
+    scene.looks(LONG + MISSES - 2)
+
+    assert scene.gates["w3"].calls == MISSES - 1
+    assert not scene.standing.poisoned
 
 
 def test_no_neighbour_is_called_before_the_wait_is_long(scene: Scene) -> None:

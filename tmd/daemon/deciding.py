@@ -56,8 +56,9 @@ def grounds(
     if record is not None:
         names |= dict.fromkeys(member.host for member in record.parties)
     hosts = tuple(map(view.host, names))
-    requests = view.drains, view.rehearsals, view.unread, view.paused, view.earlier
-    return Grounds(record, hosts, (*requests, view.exits(job), view.findings(job)), verdicts)
+    requests = view.drains, view.rehearsals, view.unread, view.paused
+    also = view.earlier, view.breaker.open
+    return Grounds(record, hosts, (*requests, *also, view.exits(job), view.findings(job)), verdicts)
 
 
 class Settled(NamedTuple):

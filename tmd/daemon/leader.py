@@ -31,6 +31,7 @@ from tmd.core.planning.readiness import NO_FIT_STANDBY, SHRUNK
 from tmd.core.planning.record_versions import (
     LastHeard,
     needed_version,
+    recalled,
     remembered,
     successors,
     written_version,
@@ -258,12 +259,13 @@ class Leader:
         view = await guarded(
             await self._read(), self._store, self._config.holder, self._config.breaker
         )
-        self.view = view
+        now = asyncio.get_running_loop().time()
+        self._heard = remembered(self._heard, view, now)
+        self.view = view = recalled(view, self._heard, now)
         if self._candidate.gives_way_to(successors(view)):
             log.warning("another host reads records that this one cannot: no longer leading")
             await self._candidate.step_down()
             return 0.0
-        self._heard = remembered(self._heard, view, asyncio.get_running_loop().time())
         names = view.job_names
         self._decider.leave_alone(view.unread_jobs)
         self._decider.keep(names)

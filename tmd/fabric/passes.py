@@ -17,6 +17,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.reduction import combine_of
@@ -35,7 +36,8 @@ class Rigid(RuntimeError):
 
 
 class Passes:
-    """The present pass of this worker. The main thread changes it while no operation runs."""
+    """The present pass of this worker. The main thread changes it; while ranks are adopted, only
+    when no operation runs."""
 
     def __init__(self, standing: Callable[[], EpochView | None]) -> None:
         self._standing = standing
@@ -47,6 +49,8 @@ class Passes:
         self.first = self.last = True
         self.open = False
         """Whether a step has begun that has not come to its vote."""
+        self.has_stepped = False
+        """Whether a step has begun at all."""
         self.rigid: str | None = None
         """Why this worker could not compute for several ranks; empty if it could, as far as known,
         ``None`` if the script has not asked for that."""
@@ -68,8 +72,14 @@ class Passes:
 
     @property
     def seat(self) -> tuple[int, int]:
-        """Number of this worker among those of the epoch, and how many these are."""
-        return (0, 1) if (standing := self._standing()) is None else standing.seat
+        """Number of this worker among those of the epoch, and how many these are.
+
+        Raises:
+            LinkError: it holds no rank.
+        """
+        if (standing := self._standing()) is None:
+            raise LinkError("this worker holds no rank")
+        return standing.seat
 
     def add(self, log: PassLog) -> None:
         """A group begins to run operations."""
@@ -104,7 +114,9 @@ class Passes:
 
     def saw(self, kind: FrameKind, *, objects: bool = False) -> None:
         """The script calls an operation; any thread."""
-        if self.rigid == "" and (why := obstacle(kind, in_step=self.open, objects=objects)):
+        # Behind set-up scripts often wait for each other; that is not done again in a later step.
+        in_step = self.open or (kind is FrameKind.BARRIER and not self.has_stepped)
+        if self.rigid == "" and (why := obstacle(kind, in_step=in_step, objects=objects)):
             self.rigid = why
 
 
@@ -113,12 +125,12 @@ def obstacle(kind: FrameKind, *, in_step: bool, objects: bool = False) -> str:
     name = "send or recv" if kind is FrameKind.MESSAGE else kind.name.lower()
     if kind not in IN_STEPS or objects:
         return f"its script calls {name}{' of objects' * objects}"
-    if not in_step and kind is not FrameKind.BARRIER:
+    if not in_step:
         return f"its script calls {name} between two steps, or after the optimizer"
     return ""
 
 
-class Kept:
+class SharedOperation:
     """An operation of a step, and what its passes have given or got so far."""
 
     def __init__(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> None:
@@ -146,7 +158,7 @@ class PassLog:
         passes.add(self)
         self._step = self._serial = -1
         self._number = 0
-        self._kept: list[Kept] = []
+        self._kept: list[SharedOperation] = []
         self._waits = False
         """Whether an operation of this pass has waited for the last one."""
 
@@ -157,7 +169,7 @@ class PassLog:
             return True
         return self._serial == self._passes.serial and self._number == len(self._kept)
 
-    def next(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> Kept | None:
+    def next(self, call: CollectiveCall, tensors: Sequence[Tensor]) -> SharedOperation | None:
         """The operation ``call`` on ``tensors`` begins; ``None`` if there is one pass only.
 
         Raises:
@@ -167,7 +179,7 @@ class PassLog:
         if self._passes.first and self._passes.last:
             return None
         if self._passes.first:
-            self._kept.append(Kept(call, tensors))
+            self._kept.append(SharedOperation(call, tensors))
         number, self._number = self._number, self._number + 1
         if number >= len(self._kept) or not self._kept[number].matches(call, tensors):
             raise Rigid("its steps call other operations for one rank than for another")
@@ -177,11 +189,13 @@ class PassLog:
         if self._serial == self._passes.serial:
             return
         self._serial, self._number, self._waits = self._passes.serial, 0, False
-        self._step = self._passes.step
-        if self._passes.first:
+        if self._passes.first or self._step != self._passes.step:
             self._kept.clear()
+        self._step = self._passes.step
 
-    def goes_out(self, call: CollectiveCall, kept: Kept, tensors: Sequence[Tensor]) -> bool:
+    def goes_out(
+        self, call: CollectiveCall, kept: SharedOperation, tensors: Sequence[Tensor]
+    ) -> bool:
         """Take in, or fill, the ``tensors`` of this pass; returns whether they communicate now.
 
         Raises:
@@ -203,7 +217,9 @@ class PassLog:
                 kept.tensors = []
         return self._passes.last
 
-    def _broadcast(self, call: CollectiveCall, kept: Kept, tensors: Sequence[Tensor]) -> bool:
+    def _broadcast(
+        self, call: CollectiveCall, kept: SharedOperation, tensors: Sequence[Tensor]
+    ) -> bool:
         if self._passes.first:
             if self._waits:
                 raise Rigid("its steps broadcast after a reduction or a barrier")

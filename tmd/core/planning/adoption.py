@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.readiness import SHRUNK
 from tmd.core.planning.standbys import assigned, candidates, lasting
 from tmd.core.values.model import (
     Activity,
@@ -24,7 +25,7 @@ from tmd.core.values.model import (
 )
 
 ATTEMPTS = 3
-"""Moves that a standby may refuse, or be lost in, before it is not asked any more."""
+"""Moves to a standby that may be dropped before it is not asked any more."""
 SETTLED_STEP = 2
 """DDP settles how it sums gradients in the first steps, and all workers must settle it alike."""
 
@@ -75,23 +76,18 @@ def growth(
     record: JobRecord, view: ClusterView, facts: PlanFacts
 ) -> tuple[tuple[Move, ...], dict[int, Member]]:
     """Moves of adopted ranks to the standbys that there are, and these by rank; none if there is
-    none, or while the job is disturbed."""
+    none, while the job is disturbed, or while policies may move no rank."""
     membership = record.membership
     nothing: tuple[tuple[Move, ...], dict[int, Member]] = ((), {})
     if not membership.adopted or is_live(record.plan) or record.state is not JobState.RUNNING:
         return nothing
-    if view.paused:
+    if view.paused or view.breaker.open:
         return nothing
     if not all(_trains(facts, m) for m in membership.members):
         return nothing
-    refused = Counter(
-        worker
-        for plan in record.history
-        if plan.phase is Phase.ABORTED and plan.old.epoch == membership.epoch
-        for worker in plan.rejected
-    )
+    tried = _in_vain(record)
     fit = lasting(view, candidates(view, record, facts))
-    spare = [m for m in fit if refused[m.worker] < ATTEMPTS]
+    spare = [m for m in fit if tried[m.worker] < ATTEMPTS]
     found = sorted(assigned(sorted(membership.adopted), spare, facts).items())
     # A joiner shadows a source of its own.
     joiners = dict(found[: len(load_of(membership))])
@@ -101,6 +97,20 @@ def growth(
         for (rank, joiner), source in pairs
     )
     return moves, joiners
+
+
+def _in_vain(record: JobRecord) -> Counter[str]:
+    """By joiner, the number of moves of adopted ranks that were dropped with it.
+
+    Those with no joiner to blame count for all of theirs, and a failover in between resets nothing:
+    the next move would end as the last one did.
+    """
+    dropped = [p for p in record.history if p.phase is Phase.ABORTED and p.cause == SHRUNK]
+    return Counter(
+        worker
+        for plan in dropped
+        for worker in plan.rejected or [m.joiner.worker for m in plan.moves if m.joiner]
+    )
 
 
 def _trains(facts: PlanFacts, member: Member) -> bool:

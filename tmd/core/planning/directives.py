@@ -183,8 +183,8 @@ def _in_planned(plan: MigrationPlan, worker: str) -> Directive | None:
         source = move.source or move.leaver
         plays = plan.old.rank_of(source.worker)
         assert plays is not None, "a planned move has its source in the old membership"
-        alone = move.rank in plan.old.adopted
-        return Prepare(plan.id, plan.new, move.rank, source, plays, alone)
+        adopted = move.rank in plan.old.adopted
+        return Prepare(plan.id, plan.new, move.rank, source, plays, adopted)
     rank = plan.old.rank_of(worker)
     if rank is None:
         return None

@@ -145,8 +145,7 @@ def _settled(
     now: float,
 ) -> tuple[JobRecord, str]:
     alive = _alive(plan, facts)
-    late = [m.worker for m in alive if not _halted(plan, facts, m.worker)]
-    if late:
+    if late := [m.worker for m in alive if not _halted(plan, facts, m.worker)]:
         return record, f"waiting for {', '.join(late)} to halt"
     stuck = [m for m in alive if facts.doing(m.worker, Activity.STUCK, plan.id)]
     claims = [(m, facts.status[m.worker]) for m in stuck]
@@ -175,12 +174,13 @@ def _settled(
         if back is None:
             return _lost(record, facts, lost or cast.lost, resume)
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
-    alone, missing = _alone(record, plan, facts, cast, owners, resume)
+    adopters, missing = _adopters(record, plan, facts, cast, owners, resume)
     if missing:
         return record, missing
+    membership = record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch)
     plan = structs.replace(
         transition(plan, PlanEvent.HALTED, now),
-        new=record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch).shrunk(alone),
+        new=membership.shrunk(adopters),
         moves=_moves(record, cast.joiners, owners, cast.sources),
         resume=resume,
         floor=resume,
@@ -189,7 +189,7 @@ def _settled(
     return structs.replace(record, plan=plan, detail=""), ""
 
 
-def _alone(
+def _adopters(
     record: JobRecord,
     plan: MigrationPlan,
     facts: PlanFacts,
@@ -197,7 +197,7 @@ def _alone(
     owners: dict[int, Member],
     resume: int,
 ) -> tuple[dict[int, int], str]:
-    """Who adopts the ranks without a standby, or why the job waits for one."""
+    """By rank without a standby, the rank whose holder adopts it; or why the job waits for one."""
     missing = cast.missing or _vacant(record, plan, facts, cast.vacant)
     if not cast.vacant or plan.rollback is not None:
         return {}, missing
@@ -284,9 +284,11 @@ def _open_moves(record: JobRecord, dead: Sequence[str]) -> tuple[Move, ...]:
 
 
 def _alive(plan: MigrationPlan, facts: PlanFacts) -> list[Member]:
-    """Witnesses not known to have ended."""
+    """Witnesses not known to have ended, each once whatever number of ranks it holds."""
     return [
-        m for m in plan.witnesses if m.worker not in plan.dead and facts.exited(m.worker) is None
+        m
+        for m in dict.fromkeys(plan.witnesses)
+        if m.worker not in plan.dead and facts.exited(m.worker) is None
     ]
 
 

@@ -37,23 +37,24 @@ def broke_before(record: JobRecord, facts: PlanFacts) -> bool:
 
 
 def stuck(record: JobRecord, facts: PlanFacts) -> list[WorkerStatus]:
-    """Statuses of the stuck members in the current epoch."""
+    """Statuses of the stuck members in the current epoch, one for each worker."""
     epoch = record.membership.epoch
-    statuses = [facts.status.get(m.worker) for m in record.membership.members]
+    statuses = [facts.status.get(worker) for worker in record.membership.workers]
     return [s for s in statuses if s and s.activity is Activity.STUCK and s.epoch >= epoch]
 
 
 def all_heard(record: JobRecord, facts: PlanFacts) -> bool:
     """Whether all members that can report being stuck have: others have given back their rank."""
-    statuses = [facts.status.get(m.worker) for m in record.membership.members]
+    workers = record.membership.workers
+    statuses = [facts.status.get(worker) for worker in workers]
     back = [s for s in statuses if s and s.activity is Activity.STANDBY]
-    return len(stuck(record, facts)) + len(back) >= record.world_size
+    return len(stuck(record, facts)) + len(back) >= len(workers)
 
 
 def blamed(record: JobRecord, facts: PlanFacts) -> str:
     """The member that broke away from its peers; empty if that is unclear, or if its state would
     be lost."""
-    members = {m.worker for m in record.membership.members}
+    members = set(record.membership.workers)
     named = Counter(
         suspect
         for status in stuck(record, facts)

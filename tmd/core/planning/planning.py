@@ -156,7 +156,7 @@ def _studied(
 
 
 def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
-    workers = [m.worker for m in record.membership.members]
+    workers = record.membership.workers
     codes = [facts.exited(w) for w in workers]
     if 0 not in codes:
         return None

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec import structs
+
 from tmd.core.values.model import (
     ADOPTING_VERSION,
     READABLE_VERSION,
@@ -26,6 +28,8 @@ class LastHeard(NamedTuple):
     reads: int
     at: float
     """Monotonic seconds of the leader."""
+    guessed: bool = False
+    """It was never heard: ``reads`` is what was written while it was."""
 
 
 Heard = Mapping[str, LastHeard]
@@ -39,13 +43,33 @@ def remembered(before: Heard, view: ClusterView, now: float) -> dict[str, LastHe
     latest_first = sorted(view.jobs, key=lambda r: -r.v)
     silent = {m.host: r.v for r in latest_first for m in r.parties if m.host not in found}
     for host, written in silent.items():
-        found[host] = before.get(host) or LastHeard(written, now)
+        found[host] = before.get(host) or LastHeard(written, now, guessed=True)
     return found
 
 
+def recalled(view: ClusterView, heard: Heard, now: float) -> ClusterView:
+    """``view`` with the silent hosts of jobs that could not read of adopted ranks when they were
+    heard last, for :data:`REMEMBERED_S`.
+
+    One that was never heard is not among them: with the host of a leader its rank is often lost as
+    well, and no other rank would be adopted for as long.
+    """
+    known = {h.host for h in view.hosts}.union(view.unread)
+    silent = sorted(
+        host
+        for host, last in heard.items()
+        if host not in known
+        and last.reads < ADOPTING_VERSION
+        and not last.guessed
+        and now - last.at <= REMEMBERED_S
+    )
+    return structs.replace(view, silent_earlier=tuple(silent)) if silent else view
+
+
 def written_version(before: JobRecord | None, view: ClusterView, heard: Heard, now: float) -> int:
-    """The version in which the next revision of ``before`` is written: the latest that all hosts
-    read, but no earlier one than it has. It may hold what earlier ones do not have.
+    """The version in which the next revision of ``before`` is written unless that needs a later
+    one: :data:`RECORD_VERSION`, or the latest that all hosts read, but no earlier one than it has.
+    It may hold what earlier ones do not have.
 
     A silent host that takes part in the job counts for :data:`REMEMBERED_S`: its workers train,
     and its daemon may return in a moment. Then it no longer delays the others.
@@ -63,7 +87,8 @@ def written_version(before: JobRecord | None, view: ClusterView, heard: Heard, n
 
 
 def needed_version(record: JobRecord) -> int:
-    """The first version that may say what ``record`` says; 0 if any may."""
+    """The first version that may say what the membership and the plan of ``record`` say; 0 if any
+    may. Its history is for people and needs none."""
     plan = record.plan
     memberships = (record.membership, *(() if plan is None else (plan.old, plan.new)))
     adopts = any(membership.adopted for membership in memberships)

@@ -34,6 +34,11 @@ class Membership(Struct, frozen=True):
     def size(self) -> int:
         return len(self.members)
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Workers that hold ranks, each once, by their lowest rank."""
+        return tuple(dict.fromkeys(member.worker for member in self.members))
+
     def rank_of(self, worker: str) -> int | None:
         """Rank held by ``worker`` or ``None``; its own one if it has adopted others."""
         for rank, member in enumerate(self.members):

@@ -155,8 +155,8 @@ class HostStatus(Struct, frozen=True, gc=False):
     lost: dict[str, dict[str, float]] = {}
     """job -> cause -> lost rank seconds that this daemon has counted and that no record has yet."""
     reads: int = 1
-    """:data:`READABLE_VERSION` of the daemon. No record is written in a later version while it
-    lives."""
+    """:data:`READABLE_VERSION` of the daemon. While it lives, no record gets a later version; one
+    that has it already keeps it."""
     at: float = 0.0
 
     @property
@@ -269,8 +269,8 @@ RECORD_VERSION = 1
 """Grows when an older tmd must not act on a record, since it would miss what a field means. While
 a host reads only an earlier version, the leader writes that one, and nothing that needs a later."""
 ADOPTING_VERSION = 2
-"""Of a record that names, or has named, adopted ranks: an older tmd would take a worker for the
-holder of another rank. All other records stay readable for it."""
+"""Of a record whose membership or plan names adopted ranks, and of all later ones of that job: an
+older tmd would take a worker for the holder of another rank. It can read all other records."""
 READABLE_VERSION = 2
 """The latest version that this tmd reads."""
 
@@ -346,6 +346,8 @@ class ClusterView(Struct, frozen=True, dict=True):
     """Hosts whose heartbeats have another version."""
     unread_jobs: tuple[str, ...] = ()
     """Jobs whose records have another version, so that they are not among ``jobs``."""
+    silent_earlier: tuple[str, ...] = ()
+    """Silent hosts of an earlier tmd, as the leader remembers them."""
 
     @cached_property
     def _index(self) -> HostIndex:
@@ -374,8 +376,8 @@ class ClusterView(Struct, frozen=True, dict=True):
 
     @property
     def earlier(self) -> Sequence[str]:
-        """Hosts whose daemons could not read of adopted ranks, as far as heard."""
-        return self._index.earlier
+        """Hosts whose daemons could not read of adopted ranks, as far as known."""
+        return (*self._index.earlier, *self.silent_earlier)
 
     @cached_property
     def _records(self) -> Mapping[str, JobRecord]:

@@ -64,7 +64,9 @@ def exchange(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:
     Raises:
         LinkError: a rank was lost.
     """
-    rank, size = fabric.passes.seat
+    rank, size = fabric.rank or 0, fabric.size or 1
+    if fabric.passes.shrunk:
+        rank, size = fabric.passes.seat
     said = {rank: own}
     offset = 1
     while offset < size:

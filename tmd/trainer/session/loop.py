@@ -80,19 +80,22 @@ class BatchLoop:
             feed.drop_beside()
             return {self._hooks.rank: feed.several(status.step, count, partial=partial)}
         found = {}
-        for rank in sorted(passes, key=lambda r: r != status.rank):
-            self._hooks.adoption.begin_pass(rank, first=True, last=True)
-            own = rank == status.rank
-            try:
-                each = feed if own else feed.beside(rank)
-                found[rank] = each.several(status.step, count, partial=partial)
-            except StopIteration:
-                if own:
-                    raise
-                raise RuntimeError(
-                    f"rank {rank}, which this worker has adopted, has no batches left, and rank "
-                    f"{status.rank} has: every rank must run the same number of steps"
-                ) from None
+        try:
+            for rank in sorted(passes, key=lambda r: r != status.rank):
+                self._hooks.adoption.draw_for(rank)
+                own = rank == status.rank
+                try:
+                    each = feed if own else feed.beside(rank)
+                    found[rank] = each.several(status.step, count, partial=partial)
+                except StopIteration:
+                    if own:
+                        raise
+                    raise RuntimeError(
+                        f"rank {rank}, which this worker has adopted, has no batches left, and "
+                        f"rank {status.rank} has: every rank must run the same number of steps"
+                    ) from None
+        finally:
+            self._hooks.adoption.leave_step()  # behind the loop a script sees the lowest rank
         return {rank: found[rank] for rank in passes}
 
     def _given(self, drawn: dict[int, list[Any]], *, several: bool) -> Iterator[Any]:

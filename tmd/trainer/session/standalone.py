@@ -35,11 +35,17 @@ class OneRank:
     def refuse(self, why: str) -> None:
         """As above."""
 
+    def draw_for(self, rank: int) -> None:
+        """Never called."""
+
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
         """Never called."""
 
     def end_pass(self) -> bool:
         return True
+
+    def leave_step(self) -> None:
+        """Never called."""
 
 
 class StandaloneHooks:

@@ -125,6 +125,10 @@ class LocalState:
                 # Copies hold the state after `step`, which is the start of the next one.
                 self._held[(rank - offset) % size, step + 1] = shift(blob, offset)
 
+    def look(self) -> None:
+        """Note which buffers the present step has changed."""
+        self._live(self._buffers())
+
     def carry_over(self, step: int) -> None:
         """Keep copies for the next step: ``step`` was only the end of a ``batches()`` call."""
         for rank, at in [key for key in self._held if key[1] == step]:

@@ -43,34 +43,55 @@ class AdoptedRanks:
         """
         return tuple(reversed(self._passes.held))
 
+    def draw_for(self, rank: int) -> None:
+        """The batches of ``rank`` are drawn: a loader of the script may ask for its rank."""
+        self._passes.begin(rank, first=True, last=True)
+
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
         """The script computes for ``rank`` from now on."""
         self._passes.begin(rank, first=first, last=last)
 
     def end_pass(self) -> bool:
         """A pass that is not the last is over; returns whether its step goes on."""
+        self._drain()
+        return not self._fabric.poisoned
+
+    def _drain(self) -> None:
+        """Wait for what the script has called in this pass. If that does not end, the epoch is
+        abandoned: this worker cannot tell what the others have got of it."""
         try:
             self._fabric.drain()
-        except LinkError:
-            return False
-        return not self._fabric.poisoned
+        except LinkError as error:
+            self._fabric.poison(str(error))
 
     # --- for the coordinator ----------------------------------------------------------------------
 
     def begun(self) -> None:
         """The script begins to compute a step."""
-        self._passes.open = True
+        self._passes.open = self._passes.has_stepped = True
 
     def come_to_vote(self, local: LocalState) -> None:
-        """A step has come to its vote. If a sum may lack a rank, its epoch is abandoned."""
+        """A step has come to its vote. If a sum may lack a rank, or something was computed that
+        passes cannot share, its epoch is abandoned."""
+        if not self._passes.shrunk:
+            self._passes.open = False
+            if self._passes.rigid == "":
+                self._passes.refuse(self._obstacle(local))
+            return
+        self._drain()  # an operation belongs to the pass that has called it
         self._passes.open = False
-        if self._passes.rigid == "":
-            why = "its model has buffers that steps change, such as BatchNorm's"
-            self._passes.refuse(why if local.is_live else self._unshared())
-        if self._passes.shrunk and not self._passes.complete:
-            why = "its steps call fewer operations for one rank than for another"
+        local.look()
+        why = self._obstacle(local)
+        if not self._passes.complete:
+            why = why or "its steps call fewer operations for one rank than for another"
+        if why:
             self._passes.refuse(why)
             self._fabric.poison(why)
+
+    def _obstacle(self, local: LocalState) -> str:
+        if local.is_live:
+            return "its model has buffers that steps change, such as BatchNorm's"
+        return self._unshared()
 
     def leave_step(self) -> None:
         """The script has come to its next batch."""

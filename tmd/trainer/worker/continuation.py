@@ -91,6 +91,8 @@ class Continuation:
         following = self._driver.following
         if following is not None:
             return self._able and following.keeps_shadowing
+        if self._fabric.passes.shrunk:
+            return False
         return self._followed and self._reporter.status.activity is Activity.TRAINING
 
     def at_boundary(self) -> None:

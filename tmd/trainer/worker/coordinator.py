@@ -294,8 +294,8 @@ class Coordinator:
     @property
     def rank(self) -> int:
         """The rank that is held, or impersonated; of several held ones the one that is shown."""
-        held = self.status.rank
-        return self._fabric.rank or 0 if held is None or self._fabric.passes.shrunk else held
+        held = None if self._fabric.passes.shrunk else self.status.rank
+        return held if held is not None else self._fabric.rank or 0
 
     def current(self) -> WorkerStatus:
         """The status with current measurements."""

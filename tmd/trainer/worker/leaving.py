@@ -38,8 +38,10 @@ class Leaving:
         """Called at the boundary after the vote."""
         rank = order.membership.rank_of(self._reporter.status.worker)
         if rank is not None:
+            grows = self._fabric.passes.shrunk
             self._fabric.switch(order.membership, rank)
-            self._mirrors.release(order.plan)
+            if grows:  # the joiner that has followed this worker takes a rank that was adopted
+                self._mirrors.release(order.plan)
             self._reporter.update(epoch=order.membership.epoch, armed=0, plan="")
             return
         self._snapshots.give_up()

@@ -64,7 +64,8 @@ class PeerWatchdog:
 
     def _call(self, standing: EpochView) -> None:
         near = {key.worker for key, _ in standing.member_links()}
-        for member in standing.membership.members:
+        # A worker that holds several ranks is called once.
+        for member in dict.fromkeys(standing.membership.members):
             if member.worker not in near or self._closed.is_set():
                 continue
             try:
