@@ -154,7 +154,8 @@ async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadli
         return bool(reads)
 
     assert looks(before)
-    assert not looks(structs.replace(before, breaker=Breaker(open=True)))
+    assert not looks(structs.replace(before, breaker=Breaker(reason="closed")))
+    assert looks(structs.replace(before, breaker=Breaker(open=True)))
     assert looks(silent)
     assert not looks(silent)
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
