@@ -197,12 +197,10 @@ def test_a_change_between_it_and_the_next_loop_is_none_of_its_business(script: E
 
 def test_after_a_loop_that_was_broken_off_it_belongs_to_no_batch(script: Evaluated) -> None:
     """Otherwise a joiner would go on with the batches that nobody else trains on."""
-    batches: Any = script.session.batches([2.0, 3.0, 4.0])
-    for batch in batches:
+    for batch in script.session.batches([2.0, 3.0, 4.0]):
         script.step(batch)
         if script.session.position.index == 2:
             break
-    batches.close()  # as when the last reference to it goes, wherever that is
     script.evaluate()
     assert script.positions == [Position(0, 2, due="_evaluate", over=True)]
     assert script.session.position == Position(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
-from tmd.trainer.state.unregistered import LOOKS
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state.unregistered import LOOKS, UnregisteredState
 
 
 class Average:
@@ -164,3 +167,30 @@ def test_an_object_that_cannot_be_read_stops_nothing() -> None:
     model = nn.Linear(2, 2)
     odd = Odd(SGD(model.parameters(), lr=0.1), 5)
     assert run(lambda _: odd.optimizer.step(), model=model) == []
+
+
+class Unreadable(StepLR):
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not now")
+
+
+class Loose:
+    """An object that goes with its last reference."""
+
+
+def test_an_object_that_cannot_be_read_keeps_no_other_alive() -> None:
+    """Not until the next cyclic collection, either: scripts switch that off."""
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    unreadable, loose = Unreadable(optimizer, 1), Loose()
+    seen = weakref.ref(loose)
+    # It is tracked from its first attribute on.
+    loose.__dict__["of"] = unreadable
+    looked = UnregisteredState(Registry({"model": model, "optimizer": optimizer}))
+    gc.disable()
+    try:
+        looked.committed()
+        del loose
+        assert seen() is None
+    finally:
+        gc.enable()

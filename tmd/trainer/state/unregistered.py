@@ -69,8 +69,12 @@ class UnregisteredState:
             "the rank moves. If a later step or a result depends on it, name it in register()"
         )
 
-    def _unknown(self) -> Iterator[object]:
-        """Outermost modules, schedulers and scalers that are not registered."""
+    def _unknown(self) -> list[object]:
+        """Outermost modules, schedulers and scalers that are not registered.
+
+        Not a generator: that would be among the objects that it holds, so that one that is not run
+        to its end would keep all of them alive.
+        """
         registry = self._registry
         # By memory, since a registered object may only contain the module.
         known = {_memory(t) for t in registry.collect()[1]}
@@ -78,16 +82,18 @@ class UnregisteredState:
         objects = gc.get_objects()
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
+        found: list[object] = []
         for module in modules:
             own = {_memory(t) for t in _tensors(module)}
             # A module without parameters, such as a metric, is no copy of a model.
             trains = next(nn.Module.parameters(module), None) is not None
             if id(module) not in inner and trains and not own & known:
-                yield module
+                found.append(module)
         for each in objects:
             kept = issubclass(type(each), (LRScheduler, ReduceLROnPlateau, GradScaler))
             if kept and id(each) not in others:
-                yield each
+                found.append(each)
+        return found
 
 
 def _within(objects: Iterable[object], depth: int = 3) -> Iterator[int]:
