@@ -308,20 +308,9 @@ def test_a_script_that_does_not_ask_is_not_asked() -> None:
 
 def test_steps_with_unequal_passes_abandon_the_epoch_before_the_vote() -> None:
     """And the worker says why it cannot adopt ranks any more."""
-    with circle(3) as jobs:
-        jobs.group()
+    with last_pass(mlp()) as (jobs, ranks, local):
         adopter = jobs.fabrics[0]
-        _shrink(adopter, jobs.membership.replaced({}, 2).shrunk({2: 0}))
-        ranks = AdoptedRanks(adopter)
-        ranks.allow("")
-        module = mlp()
-        local = LocalState(Registry({"model": module, "optimizer": SGD(module.parameters(), 0.1)}))
-        for rank, calls in ((2, 1), (0, 0)):
-            ranks.begun()
-            ranks.begin_pass(rank, first=rank == 2, last=rank == 0)
-            for _ in range(calls):
-                jobs.of(adopter).allreduce([torch.ones(1)]).wait()
-            assert ranks.end_pass()
+        assert ranks.end_pass()
         ranks.come_to_vote(local)
 
         assert adopter.poisoned

@@ -68,9 +68,11 @@ class StatusReader:
         )
 
     def _of(self, name: str, text: bytes | None) -> Known:
+        if text is None:
+            return Known(None)
         before = self._known.get(name)
-        if text is None or (before is not None and before.text == text):
-            return before if text is not None and before is not None else Known(None)
+        if before is not None and before.text == text:
+            return before
         try:
             status = msgspec.json.decode(text, type=HostStatus)
             known, about = Known(text, status), status.host

@@ -374,7 +374,7 @@ class ClusterView(Struct, frozen=True, dict=True):
         """Findings of all hosts about ``job``."""
         return self._index.alerts.get(job, ())
 
-    @property
+    @cached_property
     def earlier(self) -> Sequence[str]:
         """Hosts whose daemons could not read of adopted ranks, as far as known."""
         return (*self._index.earlier, *self.silent_earlier)
