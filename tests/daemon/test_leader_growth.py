@@ -135,7 +135,7 @@ async def test_a_turn_looks_at_a_host_as_often_with_many_jobs_as_with_few(tmp_pa
     assert await most_reads(tmp_path, jobs=24) == await most_reads(tmp_path, jobs=3)
 
 
-def told_of(job: str) -> HostStatus:
+def ended_elsewhere(job: str) -> HostStatus:
     """A host without workers of ``job`` that says how one of them ended."""
     return HostStatus("elsewhere", "i", exits=(Exit("gone", job, -9, at=1.0),))
 
@@ -159,7 +159,7 @@ async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadli
     assert looks(silent)
     assert not looks(silent)
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
-    assert looks(structs.replace(silent, hosts=(*silent.hosts, told_of(name))))
+    assert looks(structs.replace(silent, hosts=(*silent.hosts, ended_elsewhere(name))))
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
     await asyncio.sleep(first + 0.1)
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))

@@ -1,8 +1,8 @@
 """What the leader decides about each job, from one view of the cluster.
 
 A cluster may have hundreds of jobs on ten thousand hosts, and nothing happens to most of them in
-most turns. A job is not looked at again before one of its deadlines while everything is the same on
-which the latest decision about it rests.
+most turns. The leader looks at a job again only when something on which its latest decision rests
+has changed, or one of the job's deadlines has come.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Settled(NamedTuple):
 
 
 class Decider:
-    """Of one leader."""
+    """Decides for one leader, and keeps what it has seen of each job."""
 
     def __init__(self, limits: PlanLimits, shadow_goals: ShadowGoals) -> None:
         self._limits, self._shadow_goals = limits, shadow_goals

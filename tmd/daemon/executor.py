@@ -41,7 +41,7 @@ OVER = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host
 
 
 class Executor:
-    """One per daemon. It reads again when the roster has a new worker, and when it is told."""
+    """One per daemon. It reads at once when the roster has a new worker, or ``look`` is called."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The listening socket of a worker: unauthenticated callers are refused here.
 
 One thread advances all handshakes at once, so a slow one delays no other. Their number, size and
-duration are bounded; beyond the limit the oldest is dropped. Who is refused sees an orderly end,
-who is dropped a reset: a caller must not take one for the other.
+duration are bounded; beyond the limit the oldest is dropped. A refused caller sees the connection
+end in order, and a dropped one sees a reset: it must not take one for the other.
 """
 
 from __future__ import annotations

@@ -83,10 +83,10 @@ def open_failover(
 
 
 def archived(record: JobRecord, plan: MigrationPlan) -> JobRecord:
-    """``record`` with the final ``plan`` in its history, which has of memberships the epoch alone,
-    and which ranks were adopted.
+    """``record`` with the final ``plan`` in its history.
 
-    Those of 16,384 ranks have a megabyte each, and all hosts of a job read its record.
+    The history keeps only the epochs of the plan's memberships, and which ranks were adopted. A
+    membership of 16,384 ranks has a megabyte, and all hosts of a job read its record.
     """
     kept = structs.replace(
         plan,

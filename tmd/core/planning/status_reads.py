@@ -1,8 +1,9 @@
 """Which statuses of hosts a leader reads in a turn. Pure.
 
 In a small cluster it reads all of them. Ten thousand would take it a second to decode, and a lost
-rank would wait for that. There it reads those that may matter at once, and the others in turn. A
-status that is not read again may be some seconds old; whether its host is alive is seen each time.
+rank would wait for that. There it reads in each turn those that may matter at once, and a part of
+the others. A status that is not read again may be some seconds old; the leader still sees in each
+turn whether the host is alive.
 """
 
 from __future__ import annotations

@@ -276,8 +276,8 @@ READABLE_VERSION = 2
 
 
 class Credit(Struct, frozen=True):
-    """A leader added to the lost time of a job. It shows that one whether a write was stored whose
-    answer it did not get."""
+    """The latest addition of one leader to the lost time of a job. From it that leader learns
+    whether a write whose answer was lost has been stored."""
 
     lease_epoch: int
     revision: int
