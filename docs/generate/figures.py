@@ -277,6 +277,11 @@ DECISIONS = [
         ("move_mb", "record in a move", "MB", 1.0, 2),
     )
 ]
+GOODPUT = [
+    Row("goodput of the job", "goodput", ("measured",), "%", 100.0, 1),
+    Row("goodput predicted", "goodput", ("predicted",), "%", 100.0, 1),
+    Row("difference, as a share of the measured", "goodput", ("difference",), "%", 100.0, 1),
+]
 
 
 def collectives() -> str:
@@ -308,6 +313,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures-memory": lambda: table(MEMORY),
     "figures-daemon": lambda: table(DAEMON),
     "figures-decisions": lambda: table(DECISIONS),
+    "figures-goodput": lambda: table(GOODPUT),
     "figures-collectives": collectives,
 }
 
