@@ -48,10 +48,10 @@ def started(*command: str | Path, log: Path, **environment: str) -> Iterator[Non
 
 @contextmanager
 def slurm(
-    folder: Path, nodes: Sequence[str], hidden: Sequence[str] = ()
+    folder: Path, nodes: Sequence[str], hidden: Sequence[str] = (), more: Sequence[str] = ()
 ) -> Iterator[dict[str, str]]:
     """The environment in which the commands of Slurm find it. ``hidden``: nodes without a daemon,
-    in partitions that are hidden."""
+    in partitions that are hidden. ``more``: lines of the configuration."""
     for name, package in (("munged", "munge"), ("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm")):
         program(name, package)
     munge = folder / "munge"
@@ -84,6 +84,7 @@ def slurm(
         f"PartitionName=all Nodes={','.join(nodes)} Default=YES State=UP",
         f"PartitionName=again Nodes={','.join(nodes)} State=UP",
         *(f"PartitionName=hidden-{name} Nodes={name} State=UP Hidden=YES" for name in hidden),
+        *more,
     ]
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
     found = {"SLURM_CONF": str(folder / "slurm.conf")}
