@@ -14,7 +14,8 @@ from tests.browser import chromium, opened
 from tests.daemon.page_scene import DRAINED, JOB, OTHER, fill, history, view
 from tests.daemon.test_web import TOKEN, listening, serving
 from tests.values import alert, record
-from tmd.core.values.model import Activity, ClusterView, HostStatus, Severity
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.model import READABLE_VERSION, Activity, ClusterView, HostStatus, Severity
 from tmd.daemon.web.page_rows import JobRow, rows_of
 from tmd.testing import MemoryStore
 from tmd.testing.clients import worker_status
@@ -118,6 +119,37 @@ async def test_the_page_says_what_it_does_not_get():
 
     assert evil in shown
     assert calm == []
+
+
+async def test_the_breaker_and_a_pause_are_shown_and_ended_by_clicking():
+    """With the reason; the token is asked for once. So is a record that is too new."""
+    store = MemoryStore()
+    client = store.client()
+    await client.set_breaker(Breaker(open=True, reason="3 of 4 hosts failed", at=1.0))
+    await client.put_job(record("h1", "h2", v=READABLE_VERSION + 1), expected=0)
+    async with (
+        serving(store) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/") as watched,
+    ):
+        page = watched.page
+        banners, dialog = page.locator("#banners"), page.locator("#ask")
+        await banners.filter(has_text="3 of 4 hosts failed").wait_for()
+        shown = await banners.inner_text()
+        await page.locator("#pause", has_text="Resume").click()
+        await page.get_by_label("Token").fill(TOKEN)
+        await dialog.get_by_role("button", name="Resume").click()
+        await banners.filter(has_not_text="The breaker is open").wait_for()
+        closed = (await client.snapshot()).breaker
+        await page.locator("#pause", has_text="Pause").click()
+        asks_again = await page.get_by_label("Token").is_visible()
+        await dialog.get_by_role("button", name="Pause").click()
+        await banners.filter(has_text="Paused").wait_for()
+        paused = (await client.snapshot()).paused
+
+    assert "A later version of tmd wrote the record of job job" in shown
+    assert (closed.open, asks_again, paused) == (False, False, True)
+    assert watched.complaints == []
 
 
 # --- many hosts -----------------------------------------------------------------------------------
