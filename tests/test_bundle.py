@@ -107,6 +107,28 @@ def test_no_secret_is_in_the_bundle(host: tuple[Path, dict[str, str]], tmp_path:
     assert f"wrote {file} without secrets" in done.stderr
 
 
+def test_no_login_of_sentinels_is_in_the_bundle(
+    host: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """Neither theirs nor that of the servers, though none of them answers and a log quotes both."""
+    config, environment = host
+    servers, sentinels = f"{CANARY}@of:servers", f"{CANARY}+of sentinels"
+    quoted = [urllib.parse.quote(word, safe="") for word in (servers, sentinels)]
+    url = f"redis+sentinel://tmd:{quoted[0]}@127.0.0.1:1,127.0.0.1:2/tmd/0"
+    login = f"?sentinel_username=watcher&sentinel_password={quoted[1]}"
+    said = tmp_path / "programs" / "journalctl"
+    said.write_text(f"#!/bin/sh\necho 'sent {servers} and {sentinels} and {' '.join(quoted)} on'\n")
+    file = tmp_path / "bundle.tar.gz"
+    environment = {**environment, "TMD_REDIS__URL": url + login}
+    done = tmd("doctor", "--bundle", file, "-c", config, env=environment)
+    found = contents(file)
+
+    assert {name for name, text in found.items() if CANARY in text} == set()
+    assert CANARY not in done.stdout + done.stderr
+    assert "127.0.0.1:1,127.0.0.1:2/tmd/0" in found["configuration.toml"]
+    assert f"sent {MASK} and {MASK} and {MASK} {MASK} on" in found["journal.txt"]
+
+
 def test_the_bundle_has_what_support_asks_for(redis_url: str, tmp_path: Path) -> None:
     """Also a secret that an alert quotes is removed."""
     config, secret = tmp_path / "tmd.toml", PLANTED["cluster secret"]
