@@ -7,9 +7,17 @@ from msgspec import structs
 from tests.core.test_standbys import BAN, DEGRADED, DONE, FATAL, RECORD, failover, standby, view
 from tests.values import member
 from tmd.core.planning.migration import PlanFacts
-from tmd.core.planning.standby_reasons import MOST_REASONS, reasons
+from tmd.core.planning.standby_reasons import MOST_REASONS, reasons, the_first
 from tmd.core.values.model import Member, Rehearsal
 from tmd.core.values.requests import DrainRequest
+
+
+def test_a_sentence_about_very_many_workers_names_the_first() -> None:
+    """It is in the record of the job, which all its hosts read."""
+    workers = [f"h{number}/job/0.a" for number in range(16_384)]
+
+    assert the_first(workers[:5]) == ", ".join(workers[:5])
+    assert the_first(workers) == ", ".join(workers[:5]) + " and others"
 
 
 def test_the_choice_states_the_reason_for_each_standby():

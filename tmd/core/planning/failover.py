@@ -16,7 +16,7 @@ from msgspec import structs
 from tmd.core.planning.adoption import adopted, refusal
 from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transition
 from tmd.core.planning.rollback import Cast, cast_back, newest_of
-from tmd.core.planning.standby_reasons import shortfall
+from tmd.core.planning.standby_reasons import shortfall, the_first
 from tmd.core.planning.standbys import assigned, barred, line
 from tmd.core.values.checkpoints import advice
 from tmd.core.values.model import (
@@ -146,7 +146,7 @@ def _settled(
 ) -> tuple[JobRecord, str]:
     alive = _alive(plan, facts)
     if late := [m.worker for m in alive if not _halted(plan, facts, m.worker)]:
-        return record, f"waiting for {', '.join(late)} to halt"
+        return record, f"waiting for {the_first(late)} to halt"
     stuck = [m for m in alive if facts.doing(m.worker, Activity.STUCK, plan.id)]
     claims = [(m, facts.status[m.worker]) for m in stuck]
     if not claims:

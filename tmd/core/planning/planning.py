@@ -27,7 +27,7 @@ from tmd.core.planning.migration import (
 )
 from tmd.core.planning.peers import commonest, mismatch
 from tmd.core.planning.planned_moves import grown, planned
-from tmd.core.planning.standby_reasons import reasons
+from tmd.core.planning.standby_reasons import reasons, the_first
 from tmd.core.planning.standbys import barred, candidates, in_reserve
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
@@ -339,7 +339,7 @@ def _recovering(
         return None if hasty else _with_choice(settled, record, view, facts)
     silent = failover.unheard(plan, facts)
     if silent and age > limits.silent_s:
-        reason = f"{', '.join(silent)} not heard from for {limits.silent_s:g} s"
+        reason = f"{the_first(silent)} not heard from for {limits.silent_s:g} s"
         return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
     if age < limits.settle_s:
         # Not worth a revision, since it usually ends in milliseconds.

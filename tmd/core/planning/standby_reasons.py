@@ -19,7 +19,7 @@ from tmd.core.values.model import Activity, ClusterView, JobRecord, Member
 MOST_REASONS = 20
 """Reasons kept in a plan."""
 MOST_NAMED = 5
-"""Standbys that are named if none takes a rank."""
+"""Workers that a sentence names. All hosts of a job read it with the record."""
 WHY_LATER = (
     "its host has a grave finding",
     "its host is drained and in reserve",
@@ -97,6 +97,13 @@ def shortfall(
     if len(found) > MOST_NAMED:
         found[MOST_NAMED:] = [f"and {len(found) - MOST_NAMED} more"]
     return "; ".join(found) or "the job has no other standby"
+
+
+def the_first(workers: Sequence[str]) -> str:
+    """The first of ``workers``, as a part of a sentence. How many the others are is left out: it
+    would be a new sentence with each one that goes."""
+    more = " and others" if len(workers) > MOST_NAMED else ""
+    return ", ".join(workers[:MOST_NAMED]) + more
 
 
 def _passing(standing: CandidateRank) -> str:
