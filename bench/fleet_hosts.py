@@ -98,7 +98,7 @@ class Wire:
 
     def script(self, text: str, keys: Sequence[str], *words: str | bytes | int) -> bytes:
         names = [self.prefix + key for key in keys]
-        return self.command("EVAL", text, len(names), *names, self.prefix, *words)
+        return self.command("EVAL", lua.lean(text), len(names), *names, self.prefix, *words)
 
     def heartbeat(self, status: HostStatus) -> bytes:
         """Nothing of it is urgent."""

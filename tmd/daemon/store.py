@@ -305,11 +305,15 @@ class RedisStore:
     async def _run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
         # EVAL, not EVALSHA: one round trip even on a restarted server.
         names = [self._key(key) for key in keys]
-        return await self._ask(self._redis.eval(script, len(names), *names, self._prefix, *args))
+        return await self._ask(
+            self._redis.eval(lua.lean(script), len(names), *names, self._prefix, *args)
+        )
 
     async def _run_replicated(self, script: str, keys: Sequence[str], *args: Any) -> Any:
         names = [self._key(key) for key in keys]
-        return await self._ask(self._replication.evaluate(script, names, self._prefix, *args))
+        return await self._ask(
+            self._replication.evaluate(lua.lean(script), names, self._prefix, *args)
+        )
 
     async def _put(self, table: str, name: str, request: Any) -> None:
         await self._ask(self._redis.hset(self._key(table), name, self._codec.sealed(request)))
