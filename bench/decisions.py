@@ -1,7 +1,7 @@
 """What a decision takes in a job of 1,024 and of 16,384 ranks, and how large its record is.
 
 ``at rest``: the record without a live plan; ``in a move``: with a failover. All hosts of a job read
-its record with each revision.
+what each revision changes in its record.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tmd.core.planning.planning import form, steer
 from tmd.core.planning.readiness import unprotected
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import ClusterView, JobRecord
+from tmd.daemon.record_changes import applied, difference
 
 RANKS = (1_024, 16_384)
 ROWS = {
@@ -30,9 +31,12 @@ ROWS = {
     "gap": "look whether a standby covers each rank",
     "directive": "a worker's directive",
     "encode": "encode the record in a move",
+    "change": "find what the next revision changes in it",
+    "apply": "apply that change",
     "decode": "decode it",
     "rest_mb": "record at rest, MB",
     "move_mb": "record in a move, MB",
+    "change_kb": "change that opens the failover, kB",
 }
 
 
@@ -60,9 +64,15 @@ def measured(ranks: int) -> dict[str, float]:
     timed("gap", lambda: unprotected(view, record))
     timed("directive", lambda: directive_of(after, record.membership.members[-1].worker))
     text = timed("encode", lambda: msgspec.json.encode(after))
+    later = msgspec.json.encode(structs.replace(after, revision=99, detail="waiting"))
+    change = timed("change", lambda: difference(text, later))
+    timed("apply", lambda: applied(text, change))
     timed("decode", lambda: msgspec.json.decode(text, type=JobRecord))
     found["move_mb"] = len(text) / 1e6
     found["rest_mb"] = len(msgspec.json.encode(structs.replace(after, plan=None))) / 1e6
+    opening = difference(msgspec.json.encode(record), text)
+    assert opening is not None
+    found["change_kb"] = len(opening) / 1e3
     return found
 
 

@@ -272,9 +272,13 @@ DECISIONS = [
         ("steer", "open the failover", "ms", 1000.0, 1),
         ("gap", "look whether a standby covers each rank", "ms", 1000.0, 1),
         ("directive", "derive a worker's directive", "ms", 1000.0, 1),
+        ("encode", "encode the record in a move", "ms", 1000.0, 1),
+        ("change", "find what the next revision changes in it", "ms", 1000.0, 1),
+        ("apply", "apply that change", "ms", 1000.0, 1),
         ("decode", "decode the record in a move", "ms", 1000.0, 1),
         ("rest_mb", "record at rest", "MB", 1.0, 2),
         ("move_mb", "record in a move", "MB", 1.0, 2),
+        ("change_kb", "change that opens the failover", "kB", 1.0, 1),
     )
 ]
 GOODPUT = [

@@ -41,7 +41,7 @@ async def strike(stranger, prefix, key, kind, chance: random.Random):
     """Replace or extend the value at ``key`` with one of type ``kind``."""
     place, text, name = prefix + key, chance.choice(STRINGS), chance.choice(NAMES)
     if kind == "text field":  # if the key holds a hash, one of its fields
-        kind, name = "hash", chance.choice((b"record", name))
+        kind, name = "hash", chance.choice((b"record", b"change:3", name))
     elif kind == "count field":
         kind, name = "hash", chance.choice((b"revision", b"fence"))
     if (await stranger.type(place)).decode() not in (kind, "none"):

@@ -71,7 +71,7 @@ async def test_a_forged_host_is_ignored(cluster):
 async def test_a_forged_record_stops_deciding_and_is_not_obeyed(cluster, record):
     """If it were ignored, the job would seem unformed."""
     store, stranger, prefix = cluster
-    await store.put_job(record(), expected=0)
+    assert await store.restore_job(record())
     await stranger.hset(prefix + "job:job", "record", forged(record(revision=9)))
 
     for look in (store.snapshot, store.jobs):

@@ -332,6 +332,23 @@ async def test_the_record_of_a_large_job_is_read_with_its_whole_history(store):
     assert (await store.jobs()).records == (stored,)
 
 
+async def test_a_record_is_read_as_it_was_written_last(clients):
+    """However often it has changed since, whoever wrote it, and however it is read."""
+    readers, writers = [clients() for _ in range(3)], [clients() for _ in range(2)]
+    hosts = [f"h{number}" for number in range(60)]
+    for revision in range(1, 80):
+        written = values.record(*hosts, revision=revision, detail=f"{revision} " * (revision % 7))
+        writer = writers[revision // 20 % 2]
+        await writer.jobs()
+        await writer.put_job(written, expected=revision - 1)
+        for every, reader in zip((1, 6, 37), readers, strict=True):
+            if revision % every == 0:
+                assert (await reader.jobs_named(["job"])).records == (written,)
+            if revision % (2 * every) == 0:
+                assert (await reader.jobs()).records == (written,)
+                assert (await reader.snapshot()).jobs == (written,)
+
+
 async def test_changes_wake_the_others(clients, record):
     """Each kind of change sends its wake-up; a plain heartbeat sends none."""
     store, other = clients(), clients()

@@ -15,6 +15,7 @@ from tmd.core.values.errors import LinkError, LinkRefused, StoreUnavailable, Tmd
 from tmd.core.values.model import Exit, HostStatus, JobRecord, Severity, Signal
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.codec import decoded
+from tmd.daemon.record_changes import applied, difference
 from tmd.daemon.seal import RecordSeal
 from tmd.daemon.web.guard import RequestHeaders, refusal
 from tmd.fabric import handshake
@@ -140,6 +141,8 @@ def _record() -> JobRecord:
 
 
 RECORDS = (msgspec.json.encode(_record()),)
+OLD = 20 * RECORDS[0]
+CHANGES = (difference(OLD, b"new" + OLD) or b"", difference(OLD, OLD[700:] + OLD[:900]) or b"")
 HOSTS = (msgspec.json.encode(HostStatus("h1", "i", workers=(STATUS,))),)
 REQUESTS = (msgspec.json.encode(DrainRequest("h1", "d", by="ü")),)
 SEALED = tuple(SEAL.sealed("DrainRequest", body) for body in REQUESTS)
@@ -169,6 +172,7 @@ TARGETS = (
     Target("answers of strangers", (ACCEPTOR,), calling, (LinkRefused,), False),
     Target("headers of messages", (EXPECTED,), message_header, (LinkError,)),
     Target("stored plans", RECORDS, lambda b: decoded(b, JobRecord), (StoreUnavailable,)),
+    Target("changes of plans", CHANGES, lambda b: applied(OLD, b)),
     Target("stored hosts", HOSTS, lambda b: decoded(b, HostStatus), (StoreUnavailable,)),
     Target("requests", REQUESTS, lambda b: decoded(b, DrainRequest), (StoreUnavailable,)),
     Target("seals", SEALED, lambda b: SEAL.opened("DrainRequest", b)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -80,11 +80,12 @@ class Codec:
         kind: type[Any],
         name_of: Callable[[T], str],
         read: Callable[[bytes], T] | None = None,
+        doubtful: Collection[str] = (),
     ) -> dict[str, T]:
         """Values of ``pairs`` by name: those that members wrote and stored under their name.
 
         A sealed value that was copied to another name counts as forged. ``read`` decodes what is
-        not simply a ``kind``.
+        not simply a ``kind``. Forged values of ``doubtful`` names are left out and not logged.
         """
         read = read or partial(decoded, kind=kind)
         before = self._known.get(kind, {})
@@ -93,6 +94,9 @@ class Codec:
             for pair in pairs
         }
         self._known[kind] = known
+        for name, value in pairs:
+            if known[name, value] is None and name not in doubtful:
+                self.note_forged(kind, value)
         return {name: value for (name, _), value in known.items() if value is not None}
 
     def _opened(
@@ -103,12 +107,9 @@ class Codec:
         name_of: Callable[[T], str],
         read: Callable[[bytes], T],
     ) -> T | None:
-        body = self.body(value, kind)
+        body = self._seal.opened(kind.__name__, value)
         found = None if body is None else read(body)
-        if found is not None and name_of(found) != name:
-            self.note_forged(kind, value)
-            return None
-        return found
+        return found if found is not None and name_of(found) == name else None
 
 
 def paired(reply: Sequence[bytes]) -> Pairs:

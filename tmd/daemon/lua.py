@@ -133,10 +133,25 @@ LEADER = """
 return string.match(redis.call('GETRANGE', KEYS[1], 0, 999), '^(.*)|%d+$') or ''
 """
 
+_MARK = """
+-- Revision, fence and seal of a stored record, which tell it from all others.
+local function mark(place)
+  local found = {}
+  for n, name in ipairs({'revision', 'fence', 'seal'}) do found[n] = field(place, name) or '' end
+  return table.concat(found, ' '), found
+end
+local CHANGES = 32  -- kept of each record: a move makes five, and some hosts read once a minute
+local LONGEST_CHANGE = 65536
+-- The field for the change from this revision to the next.
+local function slot(revision) return string.format('change:%.0f', revision % CHANGES) end
+"""
+
 PUT_JOB = (
     _CHECKED
+    + _MARK
     + """
--- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record, its seal
+-- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record, its seal,
+-- mark of the record that the writer has read, the change from it to the new one ('': none)
 local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
 local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
 if not fence or not stored then
@@ -147,6 +162,14 @@ if tonumber(ARGV[3]) < fence then
 end
 if stored ~= tonumber(ARGV[4]) then
   return {'conflict', string.format('%.0f', stored)}
+end
+-- It stands between its two marks: readers follow it only from the first of them, and only if it
+-- leads to the record that is stored, whatever another version writes meanwhile.
+if ARGV[9] ~= '' and mark(KEYS[1]) == ARGV[8] then
+  local after = table.concat({ARGV[5], ARGV[3], ARGV[7]}, ' ')
+  redis.call('HSET', KEYS[1], slot(stored), ARGV[8] .. '\\n' .. after .. '\\n' .. ARGV[9])
+else
+  redis.call('HDEL', KEYS[1], slot(stored))
 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[3], 'revision', ARGV[5], 'record', ARGV[6],
   'seal', ARGV[7])
@@ -177,21 +200,44 @@ return 1
 """
 )
 
-_RECORDS = """
--- Name, revision, fence, seal and record of each of the jobs, in turn; no record that the caller
--- has read with the same revision, fence and seal: those are ARGV from number first on. A record
--- may have a megabyte, and the hosts of a job ask for it each second.
+_RECORDS = (
+    _MARK
+    + """
+-- The changes that lead from one mark to another, oldest first; nil if they are not all there, or
+-- the record is hardly longer.
+local function changes(place, from, to)
+  local found, left = {}, redis.call('HSTRLEN', place, 'record') / 2
+  for _ = 1, CHANGES do
+    local revision = number(string.match(from, '^%d+'))
+    local name = revision and slot(revision)
+    if not name or redis.call('HSTRLEN', place, name) > LONGEST_CHANGE + 1000 then return nil end
+    local text = redis.call('HGET', place, name) or ''
+    local before, after, change = string.match(text, '^([^\\n]*)\\n([^\\n]*)\\n(.*)$')
+    if before ~= from then return nil end
+    left = left - #change
+    if left < 0 then return nil end
+    table.insert(found, change)
+    if after == to then return found end
+    from = after
+  end
+  return nil
+end
+-- Name, revision, fence, seal and record of each of the jobs, in turn. The caller has read records
+-- with the marks that are ARGV from number first on: of such a job it gets no record if that has
+-- not changed, and its changes alone if they are kept. A record may have megabytes, and the hosts
+-- of a job ask for it each second.
 local function jobs(names, first)
   local found, known = {}, {}
   for n = first, #ARGV, 2 do known[ARGV[n]] = ARGV[n + 1] end
   for _, name in ipairs(names) do
     if is_name(name) then
-      local place, mark = ARGV[1] .. 'job:' .. name, {}
-      for n, each in ipairs({'revision', 'fence', 'seal'}) do mark[n] = field(place, each) or '' end
-      local same = known[name] == table.concat(mark, ' ')
-      local record = not same and field(place, 'record')
+      local place = ARGV[1] .. 'job:' .. name
+      local now, parts = mark(place)
+      local same = known[name] == now
+      local record = not same
+        and (known[name] and changes(place, known[name], now) or field(place, 'record'))
       if same or record then
-        for _, each in ipairs({name, mark[1], mark[2], mark[3], record}) do
+        for _, each in ipairs({name, parts[1], parts[2], parts[3], record}) do
           table.insert(found, each)
         end
       end
@@ -200,6 +246,7 @@ local function jobs(names, first)
   return found
 end
 """
+)
 
 JOBS = (
     _CHECKED

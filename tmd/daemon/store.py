@@ -3,17 +3,18 @@
 Every change is one Lua script (:mod:`tmd.daemon.lua`). Values are sealed JSON
 (:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and only members can write them.
 A forged request, host status or alert is ignored; a forged record or breaker stops decisions, since
-doing less is the only safe reaction. A daemon that has read a record keeps it until the revision,
-fence or seal changes, and does not notice a forged text that leaves these alone. The client never
-retries by itself: a blocked renewal would outlive the lease.
+doing less is the only safe reaction. A daemon that has read or written a record keeps it until the
+revision, fence or seal changes, and does not notice a forged text that leaves these alone. The
+client never retries by itself: a blocked renewal would outlive the lease.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
@@ -28,7 +29,7 @@ from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequ
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.codec import Codec, paired, text
-from tmd.daemon.job_records import ReadRecord, RecordReader, StoredJobs, demands, marks
+from tmd.daemon.job_records import Known, ReadRecord, RecordReader, StoredJobs, demands, marks
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.replication import Replication, longest_wait
 from tmd.daemon.statuses import StatusReader
@@ -72,21 +73,16 @@ class RedisStore:
         self._prefix = f"{{tmd:{cluster}}}:"
         self._codec = Codec(key, self._prefix)
         self._statuses = StatusReader(partial(self._codec.note_forged, HostStatus))
-        self._records = RecordReader(self._codec)
-        self._named = RecordReader(Codec(key, self._prefix))
+        self._records = RecordReader(self._codec, Codec(key, self._prefix))
 
     # --- reading ----------------------------------------------------------------------------------
 
     async def snapshot(self, hosts: Collection[str] | None = None) -> ClusterView:
-        known = self._records.known
-        reply = await self._snapshot(hosts, known)
-        if hosts is not None and (new := self._statuses.new(_lines(reply[1]))):
-            reply = await self._snapshot({*hosts, *new}, known)
-        values, others, jobs, drains, rehearsals, paused, breaker = reply
+        reply, stored = await self._records.all(partial(self._snapshot, hosts), itemgetter(2))
+        values, others, _, drains, rehearsals, paused, breaker = reply
         opened = self._codec.demanded
         texts = ((name, self._codec.body(value, HostStatus)) for name, value in paired(values))
         statuses = self._statuses.read(texts, _lines(others))
-        stored = self._records.read(jobs, known)
         return ClusterView(
             hosts=statuses.hosts,
             unread=statuses.unread,
@@ -98,9 +94,13 @@ class RedisStore:
             breaker=Breaker() if breaker is None else opened(breaker, Breaker, "breaker"),
         )
 
-    async def _snapshot(
-        self, hosts: Collection[str] | None, known: Mapping[str, ReadRecord]
-    ) -> Any:
+    async def _snapshot(self, hosts: Collection[str] | None, known: Known) -> Any:
+        reply = await self._snapshot_of(hosts, known)
+        if hosts is not None and (new := self._statuses.new(_lines(reply[1]))):
+            return await self._snapshot_of({*hosts, *new}, known)
+        return reply
+
+    async def _snapshot_of(self, hosts: Collection[str] | None, known: Known) -> Any:
         keys = ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         wanted = ("",) if hosts is None else (len(hosts), *hosts)
         return await self._run(lua.SNAPSHOT, keys, *wanted, *marks(known))
@@ -110,13 +110,16 @@ class RedisStore:
         return tuple(found[host] for host in sorted(found))
 
     async def jobs(self) -> StoredJobs:
-        known = self._records.known
-        return self._records.read(await self._run(lua.JOBS, ["jobs"], *marks(known)), known)
+        async def ask(known: Known) -> Any:
+            return await self._run(lua.JOBS, ["jobs"], *marks(known))
+
+        return (await self._records.all(ask, lambda reply: reply))[1]
 
     async def jobs_named(self, names: Collection[str]) -> StoredJobs:
-        known = self._named.known
-        reply = await self._run(lua.JOBS_NAMED, [], *demands(names, known)) if names else ()
-        return self._named.read(reply, known)
+        async def ask(known: Known) -> Any:
+            return await self._run(lua.JOBS_NAMED, [], *demands(names, known)) if names else ()
+
+        return await self._records.named(names, ask)
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, for display."""
@@ -174,6 +177,7 @@ class RedisStore:
     async def put_job(
         self, record: JobRecord, *, expected: int, listeners: Collection[str] = ()
     ) -> None:
+        new = ReadRecord.of(record, self._codec.sealed(record))
         outcome, stored = await self._run_replicated(
             lua.PUT_JOB,
             [f"job:{record.job}", "jobs"],
@@ -181,7 +185,9 @@ class RedisStore:
             record.lease_epoch,
             expected,
             record.revision,
-            *_with_seal(self._codec.sealed(record)),
+            new.record,
+            new.seal,
+            *self._records.change_to(record.job, new, expected),
         )
         if outcome == b"forged":
             raise self._codec.forged(JobRecord, f"job:{record.job}")
@@ -191,6 +197,7 @@ class RedisStore:
             )
         if outcome == b"conflict":
             raise Conflict(f"{record.job}: revision is {int(stored)}, expected {expected}")
+        self._records.wrote(record.job, new)
         # Only now: nobody should act on a plan that a fail-over would lose. The record is stored,
         # and a lost wake-up only delays.
         with suppress(StoreUnavailable):
@@ -207,13 +214,15 @@ class RedisStore:
         self._replication.reset()
 
     async def restore_job(self, record: JobRecord) -> bool:
+        known = ReadRecord.of(record, self._codec.sealed(record))
         restored = await self._run(
             lua.RESTORE_JOB,
             [f"job:{record.job}", "jobs"],
             record.job,
             record.lease_epoch,
             record.revision,
-            *_with_seal(self._codec.sealed(record)),
+            known.record,
+            known.seal,
         )
         if restored < 0:
             raise self._codec.forged(JobRecord, f"job:{record.job}")
@@ -369,10 +378,6 @@ def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore
 
 def _lines(names: bytes) -> list[str]:
     return text(names).split("\n") if names else []
-
-
-def _with_seal(sealed: bytes) -> tuple[bytes, bytes]:
-    return sealed, sealed.partition(b" ")[0]
 
 
 def _ms(seconds: float) -> int:
