@@ -130,4 +130,18 @@ def state(found: dict[str, str], name: str) -> str:
 
 
 def scontrol(found: dict[str, str], *arguments: str) -> None:
-    subprocess.run(["scontrol", *arguments], env={**os.environ, **found}, check=True)
+    asked(found, "scontrol", *arguments)
+
+
+def asked(found: dict[str, str], *words: str, folder: Path | None = None) -> str:
+    """What a command of Slurm prints. ``folder``: where it runs."""
+    environment = {**os.environ, **found}
+    return subprocess.run(
+        words, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def job_of(found: dict[str, str], number: str) -> dict[str, str]:
+    """What Slurm shows of a job."""
+    words = asked(found, "scontrol", "--oneliner", "show", "job", number).split()
+    return dict(word.split("=", 1) for word in words if "=" in word)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm import EXAMPLES, scontrol, sinfo, slurm, until
+from tests.slurm import EXAMPLES, asked, scontrol, sinfo, slurm, until
 from tests.test_cli import tmd
 from tests.values import alert
 from tmd.cli.slurm import Synchronizer
@@ -247,22 +247,15 @@ def test_a_node_that_still_runs_a_job_is_drained_as_well(
     """That is the case that matters: the ranks move, the job goes on."""
     run, told = sync
     told(HostStatus("n1", "i"))
-    environment = {**os.environ, **cluster}
-    submitted = subprocess.run(
-        ["sbatch", "--parsable", "-w", "n1", "-o", "/dev/null", "--wrap", "sleep 300"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    words = ("sbatch", "--parsable", "-w", "n1", "-o", "/dev/null", "--wrap", "sleep 300")
+    submitted = asked(cluster, *words, folder=tmp_path).strip()
     try:
         until(lambda: pair(cluster)[0].state == "allocated", tmp_path)
         scontrol(cluster, "update", "NodeName=n1", "State=DRAIN", "Reason=soon")
         run("--once")
         state = pair(cluster)[0].state
     finally:
-        subprocess.run(["scancel", submitted], env=environment, check=True)
+        asked(cluster, "scancel", submitted)
 
     assert state == "draining"
     assert [d.by for d in told().drains] == ["slurm: soon"]

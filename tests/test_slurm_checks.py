@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slurm import EXAMPLES, scontrol, sinfo, slurm, state, until
+from tests.slurm import EXAMPLES, asked, job_of, scontrol, sinfo, slurm, state, until
 
 OFF = "".join(
     f"[detectors.{name}]\nenabled = false\n"
@@ -67,15 +65,10 @@ class Checked:
 
     def submitted(self, *options: str) -> str:
         words = ("sbatch", "--parsable", "-o", f"{self.folder}/%j.out", *options)
-        environment = {**os.environ, **self.found}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        return asked(self.found, *words).strip()
 
-    def job(self, name: str) -> dict[str, str]:
-        words = ("scontrol", "--oneliner", "show", "job", name)
-        environment = {**os.environ, **self.found}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+    def job(self, number: str) -> dict[str, str]:
+        return job_of(self.found, number)
 
 
 @pytest.fixture

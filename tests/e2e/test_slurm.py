@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import SCRIPT, Golden, Run
-from tests.slurm import EXAMPLES, scontrol, slurm, state
+from tests.slurm import EXAMPLES, asked, job_of, scontrol, slurm, state
 from tmd.core.values.model import ClusterView, PlanKind
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready
 from tmd.embedded import EmbeddedRedis
@@ -54,25 +54,19 @@ class Job:
         self._environ |= {"TMD_TRACE": str(cluster.trace), "TMD_FAULTS_FOLDER": str(marks)}
         self._folder = cluster.spec.folder
         words = ("--parsable", f"--nodes={len(NODES)}", str(EXAMPLES / "train.sbatch"))
-        self.id = self._ask("sbatch", *words, SCRIPT, *STEPS, *SLOWLY).strip()
-
-    def _ask(self, *words: str) -> str:
-        done = subprocess.run(
-            words, env=self._environ, cwd=self._folder, capture_output=True, text=True, check=True
-        )
-        return done.stdout
+        batch = ("sbatch", *words, SCRIPT, *STEPS, *SLOWLY)
+        self.id = asked(self._environ, *batch, folder=self._folder).strip()
 
     @property
     def shown(self) -> dict[str, str]:
-        words = self._ask("scontrol", "--oneliner", "show", "job", self.id).split()
-        return dict(word.split("=", 1) for word in words if "=" in word)
+        return job_of(self._environ, self.id)
 
     @property
     def log(self) -> str:
         return (self._folder / f"gpt-{self.id}.log").read_text(errors="replace")
 
     def cancel(self) -> None:
-        self._ask("scancel", self.id)
+        asked(self._environ, "scancel", self.id)
 
 
 @pytest.fixture(scope="module")
