@@ -11,6 +11,8 @@ no valid seal.
 
 from functools import cache
 
+from tmd.daemon.record_changes import LONGEST_CHANGE, LONGEST_TEXT
+
 
 @cache
 def lean(script: str) -> str:
@@ -20,14 +22,15 @@ def lean(script: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("--"))
 
 
-_CHECKED = """
+_CHECKED = (
+    f"local LONGEST = {LONGEST_TEXT}"
+    + """
 -- A member's count: a whole number of at most 15 digits, so that it and its neighbours are exact.
 local function number(text)
   if text and #text <= 15 and string.match(text, '^%d+$') then return tonumber(text) end
   return nil
 end
 local FORGED_FROM = 900000000000000  -- epochs: the clock reaches this in the year 2405
-local LONGEST = 16777216  -- five times the record of a job of 16,384 ranks
 local function value(key)
   if redis.call('STRLEN', key) > LONGEST then return '' end
   return redis.call('GET', key)
@@ -49,6 +52,7 @@ local function fields(key)
   return found
 end
 """
+)
 
 _LEADER = """
 -- Only the leader decides: ten thousand hosts would be woken for nothing.
@@ -133,7 +137,9 @@ LEADER = """
 return string.match(redis.call('GETRANGE', KEYS[1], 0, 999), '^(.*)|%d+$') or ''
 """
 
-_MARK = """
+_MARK = (
+    f"local LONGEST_CHANGE = {LONGEST_CHANGE}"
+    + """
 -- Revision, fence and seal of a stored record, which tell it from all others.
 local function mark(place)
   local found = {}
@@ -141,10 +147,10 @@ local function mark(place)
   return table.concat(found, ' '), found
 end
 local CHANGES = 32  -- kept of each record: a move makes five, and some hosts read once a minute
-local LONGEST_CHANGE = 65536
 -- The field for the change from this revision to the next.
 local function slot(revision) return string.format('change:%.0f', revision % CHANGES) end
 """
+)
 
 PUT_JOB = (
     _CHECKED

@@ -1,8 +1,8 @@
-"""What a revision of a record changes in the text of the one before: pure functions on bytes.
+"""Finds and applies the difference between the texts of two revisions of a record. Pure.
 
-A record of 16,384 ranks has megabytes, and a revision changes some hundred bytes of it or copies a
-membership. A *change* tells how the new text is made of pieces of the old one and of new pieces.
-Whoever applies it has to check the result: any client of Redis may have written the change.
+The record of a job of 16,384 ranks has megabytes, but a revision changes a few hundred bytes of it
+or copies a membership. A *change* is a list of pieces: copies of parts of the old text, and new
+bytes. The caller must check the result: any client of Redis may have written the change.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import msgspec
 from tmd.core.values.decode_errors import UNREADABLE
 
 BLOCK = 128
-"""Bytes that must agree for a piece of the old text to be found, at places that are multiples of
-this in the old text. A larger one makes a smaller index and longer changes."""
+"""Bytes. The old text is indexed in blocks of this size. A larger one makes the index smaller and
+the changes longer."""
 LONGEST_CHANGE = 65_536
-"""Bytes. The scripts of the store pass on no longer one."""
+"""Bytes. The scripts of the store send no longer change."""
 LONGEST_TEXT = 16_777_216
-"""Bytes. The scripts of the store pass on no longer record."""
+"""Bytes, about three times the record of a job of 16,384 ranks in a move. The scripts of the store
+send no longer value."""
 COPY_BYTES = 11
-"""The most that a copy takes in a change."""
+"""An encoded copy is at most this long."""
 
 Copy = tuple[int, int]
 """Where a piece begins in the old text, and its length."""
@@ -29,7 +30,8 @@ _decoder = msgspec.msgpack.Decoder(_Parts)
 
 
 def difference(old: bytes, new: bytes) -> bytes | None:
-    """The change from ``old`` to ``new``; ``None`` if sending ``new`` is hardly more.
+    """The change from ``old`` to ``new``; ``None`` if it would be longer than half of ``new``, or
+    than :data:`LONGEST_CHANGE`.
 
     Linear in their lengths: it gives up once the new pieces are too long together.
     """
