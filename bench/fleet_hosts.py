@@ -118,7 +118,7 @@ class Wire:
         return self.script(lua.JOBS, ["jobs"], *known)
 
     def lease(self, host: str) -> bytes:
-        """It would lapse in a millisecond: a made-up host never leads, also if no daemon does."""
+        """Asks for one millisecond only, so that no made-up host ever leads."""
         return self.script(lua.ACQUIRE, ["leader", "epoch"], HostStatus(host, "i").listener, 1, 0)
 
     def requests(self) -> bytes:

@@ -12,7 +12,7 @@ from tests.e2e.commands import assert_leaves_nothing, left_behind, start
 from tests.marks import thorough
 
 STEPS = 45
-"""Thirty may be over before the killed rank is replaced, where the standby is slow to start."""
+"""With thirty, the job may end before the killed rank is replaced if a standby starts slowly."""
 DEMO = ("demo", "--steps", str(STEPS))
 
 

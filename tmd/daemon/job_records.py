@@ -1,9 +1,9 @@
-"""Reads job records, of one that has changed the changes alone, and decodes them.
+"""Reads and decodes job records. Of a record that has changed, only the changes are read.
 
-A reader applies changes (:mod:`tmd.daemon.record_changes`) to the text that it has read before. If
-the seal of the result is not the stored one, it asks for the whole record. Of a record of a later
-version only what is needed to leave it alone is decoded: nothing is decided about the job, no order
-is derived from it, and it is not written.
+A reader applies the changes (:mod:`tmd.daemon.record_changes`) to the text that it read before. If
+the result does not bear the stored seal, the reader asks for the whole record. A record of a later
+version is decoded only as far as is needed to leave it alone: nothing is decided about its job, no
+order is derived from it, and it is not written.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ that the caller has read, it has the changes since then, or nothing if there are
 
 
 class _Misfits(Exception):
-    """Changes of some jobs do not lead to the records that are stored."""
+    """The changes of these jobs do not lead to their stored records."""
 
     def __init__(self, jobs: Collection[str]) -> None:
         self.jobs = jobs
@@ -87,8 +87,8 @@ class RecordReader:
     """Reads the records of one store, each as often as it changes."""
 
     def __init__(self, codec: Codec, of_named: Codec) -> None:
-        """Each of the two remembers what it has decoded at its latest reading: of all records, or
-        of some."""
+        """Each codec remembers what it decoded last: ``codec`` all records, ``of_named`` those that
+        were asked for by name."""
         self._codec = codec
         self._of_named = of_named
         self._known: Known = {}
@@ -126,8 +126,9 @@ class RecordReader:
         return found
 
     def change_to(self, job: str, after: ReadRecord, expected: int) -> tuple[bytes, bytes]:
-        """Mark of the known record with revision ``expected``, and the change from it to ``after``;
-        both are empty if it is not known, or the change hardly shorter than the record."""
+        """The mark of the known record with revision ``expected``, and the change from it to
+        ``after``. Both are empty if that revision is not known. The change is empty if it would be
+        too long."""
         before = self._known.get(job)
         if before is None or not before.is_marked or text(before.revision) != str(expected):
             return b"", b""
@@ -214,11 +215,13 @@ def _by_job(reply: Reply, known: Known) -> tuple[Known, Collection[str]]:
 
 
 def _changed(record: bytes, seal: bytes, changes: Sequence[bytes]) -> bytes:
-    """What ``changes`` make of ``record``; empty if that does not bear ``seal``."""
-    result: bytes | None = record
+    """``record`` with ``changes`` applied; empty if the result does not bear ``seal``."""
     for change in changes:
-        result = None if result is None else applied(result, change)
-    return b"" if result is None or not result.startswith(seal + b" ") else result
+        result = applied(record, change)
+        if result is None:
+            return b""
+        record = result
+    return record if record.startswith(seal + b" ") else b""
 
 
 def sorted_out(found: Iterable[JobRecord | LaterRecord]) -> StoredJobs:

@@ -19,7 +19,7 @@ from tmd.core.values.model import Activity, ClusterView, JobRecord, Member
 MOST_REASONS = 20
 """Reasons kept in a plan."""
 MOST_NAMED = 5
-"""Workers that a sentence names. All hosts of a job read it with the record."""
+"""A sentence names at most as many workers. All hosts of a job read it with the record."""
 WHY_LATER = (
     "its host has a grave finding",
     "its host is drained and in reserve",
@@ -100,8 +100,8 @@ def shortfall(
 
 
 def the_first(workers: Sequence[str]) -> str:
-    """The first of ``workers``, as a part of a sentence. How many the others are is left out: it
-    would be a new sentence with each one that goes."""
+    """Names the first of ``workers``, for a sentence. It does not count the others: the record
+    would change whenever one of them halts."""
     more = " and others" if len(workers) > MOST_NAMED else ""
     return ", ".join(workers[:MOST_NAMED]) + more
 
