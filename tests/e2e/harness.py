@@ -37,6 +37,8 @@ GATE = "forward@1:5=wait"
 """All ranks wait here, so that the job still runs when a request is made."""
 PACE = "between@0:3=pace"
 """From here on rank 0 slows all ranks down until a fact has come."""
+CRAWL = "between@0:3=crawl"
+"""The same for a job that reaches a gate or a fault after few steps: a plan needs steps, too."""
 STOP_AND_COPY = "[shadow]\nenabled = false\n"
 """No live shadow: a joiner is ready while the job waits at its gate."""
 RUNNER = ("-m", "tmd.integrations.auto")

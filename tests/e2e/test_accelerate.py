@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
-from tests.e2e.harness import PACE, ROOT, Golden, running
+from tests.e2e.harness import CRAWL, ROOT, Golden, running
 from tests.marks import thorough
 from tmd.embedded import EmbeddedRedis
 
@@ -29,7 +29,7 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
     point: str, step: int, tmp_path: Path, redis: EmbeddedRedis, accelerate_golden: Golden
 ) -> None:
     """Losses, gathered evaluations and weights; each evaluation is reported once."""
-    faults = [PACE, "forward@1:18=wait", f"{point}@1:{step}=kill"]
+    faults = [CRAWL, "forward@1:18=wait", f"{point}@1:{step}=kill"]
     async with running(
         tmp_path, redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
     ) as run:

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import torchtitan
-from tests.e2e.harness import PACE, ROOT, RUNNER, Golden, forked, running
+from tests.e2e.harness import CRAWL, ROOT, RUNNER, Golden, forked, running
 from tests.marks import thorough
 from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
@@ -90,7 +90,7 @@ async def test_a_drain_of_rank_0_and_a_kill(
 ) -> None:
     """In one run, with validations and checkpoints between them. The drained host stands by."""
     golden, folder = goldens(layout)
-    faults = [PACE, f"forward@0:{TRAINS}=wait", f"backward@1:{TRAINS}=kill"]
+    faults = [CRAWL, f"forward@0:{TRAINS}=wait", f"backward@1:{TRAINS}=kill"]
     async with running(
         tmp_path,
         redis.url,

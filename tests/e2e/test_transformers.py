@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
-from tests.e2e.harness import PACE, ROOT, Golden, Run, running
+from tests.e2e.harness import CRAWL, ROOT, Golden, Run, running
 from tests.marks import thorough
 from tmd.embedded import EmbeddedRedis
 
@@ -72,7 +72,7 @@ async def test_a_drain_of_rank_0_and_a_kill(
     tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
 ) -> None:
     """In one run, with evaluations and a checkpoint between them."""
-    faults = [PACE, f"forward@0:{TRAINS}=wait", f"backward@2:{TRAINS}=kill"]
+    faults = [CRAWL, f"forward@0:{TRAINS}=wait", f"backward@2:{TRAINS}=kill"]
     async with running(
         tmp_path, redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
     ) as run:
@@ -117,7 +117,7 @@ async def test_a_rank_with_a_hot_standby_is_lost(
     tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
 ) -> None:
     """The standby has logged, evaluated and counted along with rank 0, and written nothing."""
-    faults = [PACE, f"forward@0:{TRAINS}=wait", f"evaluation@0:{EVALUATES}=kill"]
+    faults = [CRAWL, f"forward@0:{TRAINS}=wait", f"evaluation@0:{EVALUATES}=kill"]
     hot = "[shadow]\nhot = 1\n"
     async with running(tmp_path, redis.url, faults=faults, script=SCRIPT, more_config=hot) as run:
         await run.shadowed()

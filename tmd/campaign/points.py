@@ -47,7 +47,8 @@ from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.recovery import Recovery
 from tmd.trainer.worker.shadow_driver import ShadowDriver
 
-PACE_S = 0.05
+PACES_S = {"pace": 0.05, "crawl": 0.4}
+"""By how much a step is longer: in a long job, and in one with few steps until its next fault."""
 LOOK_S = 0.005
 
 
@@ -140,7 +141,7 @@ class Injector:
         if session is None or folder is None:
             return
         if self._paced is not None and point == self._paced.point and not self._gone(self._paced):
-            time.sleep(PACE_S)
+            time.sleep(PACES_S[self._paced.what])
         self._read_orders(folder)
         for fault in (*self._faults, *self._ordered):
             if fault.point == point and self._is_meant(fault, session) and self._first(fault.id):
@@ -243,7 +244,7 @@ class Injector:
                 assert self._following is not None
                 self._cuts = fault.what == "cuts"
                 self._following.shadow.close()
-            case "pace":
+            case "pace" | "crawl":
                 self._paced = fault
             case "wait":
                 while not self._gone(fault):
