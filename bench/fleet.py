@@ -252,7 +252,7 @@ async def lose(store: RedisStore, speaking: subprocess.Popen[bytes], job: int) -
 
 
 async def drain(store: RedisStore, job: int) -> Undo:
-    host = f"host-{job}-{random.randrange(PER_JOB - SPARE)}"
+    host = jobs_of((job + 1) * PER_JOB, PER_JOB)[job].hosts[random.randrange(PER_JOB - SPARE)]
 
     async def undo() -> None:
         await store.undrain(host)

@@ -114,8 +114,9 @@ class Report:
         try:
             return run()
         except (RuntimeError, TimeoutError, OSError) as error:
-            self._failed.append({"subject": subject, "error": str(error)})
-            self.progress(f"{subject} FAILED: {error}")
+            said = str(error) or repr(error)
+            self._failed.append({"subject": subject, "error": said})
+            self.progress(f"{subject} FAILED: {said}")
             return None
 
     def row(self, what: str, facts: Mapping[str, float], remark: str = "") -> None:
