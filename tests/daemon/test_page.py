@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 from msgspec import structs
@@ -83,6 +84,45 @@ async def assert_tells_all(page):
     assert "repeated steps" in await page.locator("#ledger").inner_text()
     assert await page.locator("#charts canvas").count() == 2
     assert await page.locator("#heat canvas").evaluate("node => node.height > 100")
+    await assert_marks_plans(page)
+
+
+DOTS = """canvas => {
+  const scale = devicePixelRatio, ctx = canvas.getContext("2d"), found = [];
+  const { data } = ctx.getImageData(0, canvas.height - 6 * scale, canvas.width, 1);
+  for (let x = 0; x < canvas.width; x++) {
+    if (data[4 * x + 3] < 128) continue;
+    const last = found.at(-1);
+    if (last && last.until === x - 1) last.until = x;
+    else found.push({ from: x, until: x });
+  }
+  return found.map(({ from, until }) => {
+    const middle = (from + until) >> 1;
+    return [middle / scale, "rgb(" + data.slice(4 * middle, 4 * middle + 3).join(", ") + ")"];
+  });
+}"""
+"""Where below the cells a dot is, from the left, and its colour."""
+COLOUR = """name => {
+  const node = document.body.appendChild(document.createElement("i"));
+  node.style.color = `var(--${name})`;
+  const found = getComputedStyle(node).color;
+  node.remove();
+  return found;
+}"""
+
+
+async def assert_marks_plans(page):
+    """The heatmap has a dot for each plan, in the colour of its kind; pointing at it tells it."""
+    canvas, said = page.locator("#heat canvas"), page.locator("#heat-at")
+    main, bad = [await page.evaluate(COLOUR, name) for name in ("main", "bad")]
+    dots = await canvas.evaluate(DOTS)
+    assert [colour for _, colour in dots] == [main, bad, main]
+    for (left, _), kind in zip(dots, ("planned", "failover", "planned"), strict=True):
+        await canvas.hover(position={"x": left, "y": 20})
+        await said.filter(has_text=f"· {kind} · rank").wait_for()
+    assert "rank 21: gpu-022" in await said.inner_text()
+    await canvas.hover(position={"x": dots[0][0] + 20, "y": 20})
+    await said.filter(has_text=re.compile(r"step \d+ · rank 3: \d")).wait_for()
 
 
 async def assert_shows_the_other_job(page):

@@ -5,6 +5,8 @@ import { byId } from "./dom.js";
 import { clock, seconds } from "./format.js";
 
 const CELL = 6;
+const BELOW = 14;
+const NEAR = 4;
 const LEAST_HEIGHT = 48;
 const AXIS = 54;
 const CALM = 1.05;
@@ -23,14 +25,14 @@ export function heat(samples, marks, ranks) {
   const canvas = byId("heat").querySelector("canvas");
   canvas.hidden = byId("heat-scale").hidden = samples.length < 2;
   byId("heat-title").textContent = title(samples);
-  shown = samples.length > 1 ? { samples, ranks } : null;
+  shown = samples.length > 1 ? { samples, marks, ranks } : null;
   if (!shown) return;
   const bins = samples.at(-1).cells.length;
   const width = byId("heat").clientWidth, height = Math.max(LEAST_HEIGHT, bins * CELL), scale = devicePixelRatio || 1;
   canvas.width = width * scale;
   canvas.style.width = `${width}px`;
-  canvas.height = (height + 14) * scale;
-  canvas.style.height = `${height + 14}px`;
+  canvas.height = (height + BELOW) * scale;
+  canvas.style.height = `${height + BELOW}px`;
   const ctx = canvas.getContext("2d");
   ctx.scale(scale, scale);
   drawCells(ctx, samples, width - AXIS, height);
@@ -83,19 +85,31 @@ function drawMarks(ctx, samples, marks, width, height) {
   }
 }
 
+/** What a plan's mark near the pointer says. */
+function markAt(left, width) {
+  const x = along(shown.samples), off = ([at]) => Math.abs(x(at) * width - left);
+  const [nearest] = shown.marks.filter((mark) => off(mark) <= NEAR).sort((a, b) => off(a) - off(b));
+  return nearest && `${clock(nearest[0])} · ${nearest[1]} · ${nearest[2]}`;
+}
+
+/** What the cell under the pointer says. */
+function cellAt(left, top, width, height) {
+  const { samples, ranks } = shown, x = along(samples);
+  const sample = samples.findLast((s) => x(s.at) <= left / width) ?? samples[0];
+  const bin = Math.floor((top / height) * sample.cells.length);
+  if (bin < 0 || bin >= sample.cells.length) return undefined;
+  const size = Math.ceil(ranks / sample.cells.length), last = Math.min(ranks, (bin + 1) * size) - 1;
+  const which = size > 1 ? `slowest of ranks ${bin * size}–${last}` : `rank ${bin}`;
+  return `${clock(sample.at)} · step ${sample.step} · ${which}: ${seconds(sample.cells[bin])}`;
+}
+
 /** Says what is under the pointer. */
 export function watchHeat() {
   const canvas = byId("heat").querySelector("canvas");
   canvas.addEventListener("pointermove", (event) => {
     if (!shown) return;
-    const { samples, ranks } = shown, x = along(samples);
-    const place = (event.offsetX - AXIS) / (canvas.clientWidth - AXIS);
-    const sample = samples.findLast((s) => x(s.at) <= place) ?? samples[0];
-    const bin = Math.floor((event.offsetY / (canvas.clientHeight - 14)) * sample.cells.length);
-    if (bin < 0 || bin >= sample.cells.length) return;
-    const size = Math.ceil(ranks / sample.cells.length), last = Math.min(ranks, (bin + 1) * size) - 1;
-    const which = size > 1 ? `slowest of ranks ${bin * size}–${last}` : `rank ${bin}`;
-    byId("heat-at").textContent = `${clock(sample.at)} · step ${sample.step} · ${which}: ${seconds(sample.cells[bin])}`;
+    const left = event.offsetX - AXIS, width = canvas.clientWidth - AXIS, height = canvas.clientHeight - BELOW;
+    byId("heat-at").textContent = markAt(left, width) ?? cellAt(left, event.offsetY, width, height) ?? "";
   });
   canvas.addEventListener("pointerleave", () => { byId("heat-at").textContent = ""; });
 }

@@ -64,8 +64,8 @@ function evidence(plan, log) {
   return el("dl", { class: "evidence" }, facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
-/** Times of plans for the charts: [at, kind]. */
-export const marksOf = (plans) => plans.map((plan) => [startOf(plan), plan.kind]).filter(([at]) => at);
+/** Plans for the charts: [at, kind, moves]. */
+export const marksOf = (plans) => plans.map((plan) => [startOf(plan), plan.kind, moves(plan)]).filter(([at]) => at);
 
 export const busy = (plans) => plans.some((plan) => !final(plan));
 export const planCount = (plans) => count(plans.length, "plan");
