@@ -40,11 +40,12 @@ def is_watched(group: Trio) -> bool:
     return True
 
 
+@pytest.mark.parametrize("server", ["redis_binary", "valkey_binary"])
 async def test_the_master_dies_in_the_middle_of_a_drain(
-    tmp_path: Path, redis_binary: str, golden: Golden
+    server: str, request: pytest.FixtureRequest, tmp_path: Path, golden: Golden
 ) -> None:
     """The replica has the plan: the same one is carried out, once, with the golden numbers."""
-    with trio(redis_binary, tmp_path) as group:
+    with trio(request.getfixturevalue(server), tmp_path) as group:
         await until(lambda: is_watched(group), within_s=WITHIN_S)
         # Step 20 comes once the leader has seen the move: without Redis it sees nothing.
         faults = [GATE, "between@0:20=wait"]
