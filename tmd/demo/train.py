@@ -89,17 +89,19 @@ def main() -> None:
     run = torch.compile(model) if args.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    session.register(model=model, optimizer=optimizer, scheduler=scheduler)  # tmd
+    session.register(  # tmd
+        model=model, optimizer=optimizer, scheduler=scheduler, elastic=args.elastic
+    )
 
     for tokens, targets in session.batches(loader):  # tmd
         with session.step() as step:  # tmd
             optimizer.zero_grad()
             logits = run(tokens.to(args.device))
             loss = functional.cross_entropy(logits.flatten(0, 1), targets.to(args.device).flatten())
+            step.record(loss)  # tmd
             loss.backward()
             optimizer.step()
             scheduler.step()
-            step.record(loss)  # tmd
     dist.destroy_process_group()
 
 
@@ -116,6 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="such as cuda:0; of this worker's host")
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--elastic", action="store_true", help="go on without a rank that is lost")
     return parser.parse_args()
 
 
