@@ -56,6 +56,8 @@ ByJob = Mapping[str, Sequence[Verdict]]
 
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
+SHORTEST_REST_S = 0.001
+"""A rest that rounds to nothing would be asked for again and again."""
 
 NOT_REPLICATED = "store.not_replicated"
 REPLICATED = "records and leases reach a replica, or this host no longer leads"
@@ -128,7 +130,7 @@ class Candidate:
 
     async def _abstain(self, rest: float) -> None:
         """Wait a part of ``rest``, and look whether another one leads."""
-        await asyncio.sleep(min(rest, self._config.renew_s))
+        await asyncio.sleep(max(SHORTEST_REST_S, min(rest, self._config.renew_s)))
         try:
             leader = await self._store.leader()
         except StoreUnavailable as error:
