@@ -19,12 +19,15 @@ from tmd.core.values.model import (
 )
 from tmd.daemon import lua
 from tmd.daemon.codec import Codec
+from tmd.daemon.scripts import digest
 
 WORKERS = 8
 """Of each host."""
 SPARE = 2
 """Hosts of each job that hold no rank."""
 TTL_MS = 3000
+SCRIPTS = (lua.JOBS_NAMED, lua.JOBS, lua.ACQUIRE, lua.FIELDS)
+"""All that they run."""
 
 
 class Job(NamedTuple):
@@ -98,12 +101,13 @@ class Wire:
 
     def script(self, text: str, keys: Sequence[str], *words: str | bytes | int) -> bytes:
         names = [self.prefix + key for key in keys]
-        return self.command("EVAL", lua.lean(text), len(names), *names, self.prefix, *words)
+        return self.command("EVALSHA", digest(text), len(names), *names, self.prefix, *words)
 
     def heartbeat(self, status: HostStatus) -> bytes:
         """Nothing of it is urgent."""
         host, value = status.host, self._codec.sealed(status)
-        return self.script(lua.PUT_HOST, [f"host:{host}", "hosts"], host, value, TTL_MS, 0)
+        stored = self.command("SET", f"{self.prefix}host:{host}", value, "PX", TTL_MS)
+        return stored + self.command("SADD", f"{self.prefix}hosts", host)
 
     def subscribe(self, job: Job, number: int) -> bytes:
         listener = HostStatus(job.hosts[number], "i").listener

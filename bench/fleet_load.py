@@ -19,7 +19,8 @@ from typing import Any
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
-from bench.fleet_hosts import Wire, jobs_of, starting, status
+from bench.fleet_hosts import SCRIPTS, Wire, jobs_of, starting, status
+from tmd.daemon import lua
 
 SLICES = 50
 """Of a second, in each of which a part of the hosts speaks."""
@@ -40,6 +41,8 @@ class Fleet:
         self.reads: dict[str, bytes] = {}
         self.path = url.removeprefix("unix://")
         self.redis = Redis.from_url(url)
+        for script in SCRIPTS:
+            self.redis.script_load(lua.lean(script))
         self.sent = self.bytes_out = self.bytes_in = self.woken = 0
         self.late_s = 0.0
         self.is_led = False
@@ -94,7 +97,8 @@ class Fleet:
                 for command in self.said(place, second)
             ]
             data = b"".join(commands)
-            self.sent += len(commands)
+            # A heartbeat is two commands.
+            self.sent += len(commands) + len(range(part, len(self.hosts), SLICES))
             self.bytes_out += len(data)
             lane.write(data)
             await lane.drain()

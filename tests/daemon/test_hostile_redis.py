@@ -250,4 +250,4 @@ async def _turns(cluster, stranger, number=15):
 
 async def _evals(stranger):
     stats = await stranger.info("commandstats")
-    return stats.get("cmdstat_eval", {}).get("calls", 0)
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))

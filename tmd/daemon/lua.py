@@ -67,8 +67,8 @@ end
 WAKE_LEADER = (
     _LEADER
     + """
--- ARGV prefix
-wake_leader('leader')
+-- ARGV prefix, message
+wake_leader(ARGV[2])
 return 1
 """
 )
@@ -360,17 +360,6 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], ARGV[2], '+', 'COUNT', ARGV
 end
 return found
 """
-
-PUT_HOST = (
-    _LEADER
-    + """
--- KEYS host, hosts   ARGV prefix, name, status, ttl ms, wake
-redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
-redis.call('SADD', KEYS[2], ARGV[2])
-if ARGV[5] == '1' then wake_leader('host ' .. ARGV[2]) end
-return 1
-"""
-)
 
 PUBLISH_ALERT = """
 -- KEYS alerts, told   ARGV prefix, channel, mark, alert, longest, seal

@@ -16,6 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from tmd.core.values.reasons import in_words
+from tmd.daemon.lua import lean
+from tmd.daemon.scripts import Scripts
 
 log = structlog.get_logger("tmd.store")
 
@@ -52,8 +54,8 @@ class Replica(Enum):
 class Replication:
     """Of one connection pool."""
 
-    def __init__(self, client: Redis, wait_s: float) -> None:
-        self._client = client
+    def __init__(self, client: Redis, scripts: Scripts, wait_s: float) -> None:
+        self._client, self._scripts = client, scripts
         self._ms = max(1, round(1000 * wait_s))
         self._probe_ms = max(1, round(1000 * PROBE_SHARE * wait_s))
         self._replica = Replica.NONE
@@ -69,8 +71,8 @@ class Replication:
         elif self._is_due(UNASKED_S):
             wait_ms = self._probe_ms
         else:
-            return await self._client.eval(script, len(keys), *keys, *args)
-        return await self._waited(wait_ms, "EVAL", script, len(keys), *keys, *args)
+            return await self._scripts.run(script, keys, *args)
+        return await self._waited(wait_ms, "EVAL", lean(script), len(keys), *keys, *args)
 
     async def probe(self, key: str) -> None:
         """Look for a replica where none is known, and whether one has caught up where one lagged.

@@ -1,0 +1,47 @@
+"""Runs scripts in Redis. Their text is sent once, and afterwards only its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha1
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, NoScriptError
+
+from tmd.daemon.lua import lean
+
+
+class Scripts:
+    """Of one connection pool."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._sent: set[str] = set()
+        """Digests of the scripts whose text the server has got."""
+        self._only_texts = False
+
+    async def run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
+        """The reply of ``script``.
+
+        A server that was restarted meanwhile knows it no more. It then runs nothing and gets the
+        text, which is one more round trip.
+        """
+        if digest(script) in self._sent and not self._only_texts:
+            try:
+                return await self._client.evalsha(digest(script), len(keys), *keys, *args)
+            except NoScriptError:
+                pass
+            except NoPermissionError:
+                # Users that an earlier release has made may send texts only.
+                self._only_texts = True
+        reply = await self._client.eval(lean(script), len(keys), *keys, *args)
+        self._sent.add(digest(script))
+        return reply
+
+
+@cache
+def digest(script: str) -> str:
+    """The name by which Redis knows ``script`` once it has got it."""
+    return sha1(lean(script).encode(), usedforsecurity=False).hexdigest()
