@@ -23,17 +23,20 @@ PLACES = (
 
 # Rank 0 has most special cases; the other rank shows that they are not needed.
 @pytest.mark.parametrize("rank", [0, thorough(1)])
+@pytest.mark.parametrize("arguments", [(), ("--leave-early",)], ids=["to its end", "left early"])
 async def test_kill_9_at_every_place_of_a_step(
-    rank: int, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+    arguments: tuple[str, ...], rank: int, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """One job loses the same rank again and again, each time at another point of a step.
 
     Each time a standby takes over, and the restarted worker stands by. At most one step is repeated
-    each time, and the final numbers are equal.
+    each time, and the final numbers are equal, whether or not survivors leave a broken step early.
     """
     steps = {place: 4 * number for number, place in enumerate(PLACES, start=1)}
     faults = [f"{place}@{rank}:{step}=kill" for place, step in steps.items()]
-    async with running(tmp_path, redis.url, faults=faults, max_restarts=len(PLACES)) as run:
+    async with running(
+        tmp_path, redis.url, faults=faults, arguments=arguments, max_restarts=len(PLACES)
+    ) as run:
         plans = await run.plans(len(PLACES))
 
         assert all(run.fired(place) for place in PLACES)

@@ -18,7 +18,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from tmd.torch_private import c10d, ddp, fsdp, loaders, meshes, modules, optimizers
+from tmd.torch_private import autograd, c10d, ddp, fsdp, loaders, meshes, modules, optimizers
 
 
 @pytest.fixture
@@ -40,6 +40,17 @@ def test_ddp_reports_its_buckets_once_they_are_rebuilt() -> None:
     assert before == ""
     assert ddp.rebuilt_buckets(model)
     assert ddp.rebuilt_buckets(nn.Linear(2, 2)) is None
+
+
+def test_the_engine_says_whether_a_backward_pass_runs() -> None:
+    """``torch._C._current_graph_task_id``."""
+    inside: list[bool] = []
+    value = torch.ones(1, requires_grad=True)
+    value.register_hook(lambda _: inside.append(autograd.in_backward()))
+    value.sum().backward()
+
+    assert inside == [True]
+    assert not autograd.in_backward()
 
 
 @pytest.mark.usefixtures("world")

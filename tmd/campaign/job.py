@@ -111,6 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoints", default="", help="folder for checkpoints")
     parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--wary", action="store_true", help="checks its results for errors")
+    parser.add_argument("--leave-early", action="store_true", help="does not end a broken step")
     parser.add_argument("--loaders", type=int, default=0, help="processes that load data")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     parser.add_argument("--pace", type=float, default=0.0, help="additional seconds for each step")
@@ -155,7 +156,9 @@ def main() -> None:
     session.register(**told, snapshots=args.snapshots)
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=args.every)
-    for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
+    early, epochs = args.leave_early, range(args.epochs)
+    calls = (session.batches(loader, leave_early=early) for _ in epochs)
+    for inputs, targets in chain.from_iterable(calls):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)
         if session.step_number == args.grow_step and not session.shadowing:
@@ -166,7 +169,7 @@ def main() -> None:
             if args.messages:
                 pass_on(session.rank, inputs, named=args.messages == "named")
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
-            if args.wary and session._hooks.poisoned:
+            if args.wary and session._hooks.health.broken:
                 raise ValueError("no such loss is possible")
             loss.backward()
             optimizer.step()

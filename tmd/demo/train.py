@@ -93,7 +93,7 @@ def main() -> None:
         model=model, optimizer=optimizer, scheduler=scheduler, elastic=args.elastic
     )
 
-    for tokens, targets in session.batches(loader):  # tmd
+    for tokens, targets in session.batches(loader, leave_early=args.leave_early):  # tmd
         with session.step() as step:  # tmd
             optimizer.zero_grad()
             logits = run(tokens.to(args.device))
@@ -118,6 +118,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="such as cuda:0; of this worker's host")
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data")
+    parser.add_argument("--leave-early", action="store_true", help="do not end a broken step")
     parser.add_argument("--elastic", action="store_true", help="go on without a rank that is lost")
     return parser.parse_args()
 

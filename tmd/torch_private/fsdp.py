@@ -17,7 +17,7 @@ def forget_gathered(modules: Iterable[nn.Module]) -> None:
     After an exception in a backward pass, the next forward pass would count as a part of it, and
     would add no hooks: gradients would not be reduced.
     """
-    for part in _sharded(modules):
+    for part in sharded_modules(modules):
         state = part._get_fsdp_state()
         for group in param_groups(state):
             group._training_state = type(group._training_state).IDLE
@@ -33,7 +33,7 @@ def forget_gathered(modules: Iterable[nn.Module]) -> None:
 
 def forget_gradients(modules: Iterable[nn.Module]) -> None:
     """Remove gradients that FSDP2 has not reduced. The next backward pass would add to them."""
-    for part in _sharded(modules):
+    for part in sharded_modules(modules):
         for group in param_groups(part._get_fsdp_state()):
             group._partial_reduce_output = None
             for param in group.fsdp_params:
@@ -50,7 +50,7 @@ def param_groups(state: Any) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
-def _sharded(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def sharded_modules(modules: Iterable[nn.Module]) -> Iterator[Any]:
     """The modules that FSDP2 divides, with those inside of others."""
     # A script that uses FSDP2 has imported it; importing it here would cost others a second.
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)

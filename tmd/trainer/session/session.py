@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
+from tmd.trainer.session.early_exit import left_early, refuse_shards
 from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
 from tmd.trainer.session.kept_rank import kept_rank
@@ -208,7 +209,7 @@ class Session:
         """Raises RuntimeError: nothing can be registered now."""
         if self._registry is not None and not self._awaited:
             raise RuntimeError("session.register() was called twice; name all objects in one call")
-        if self._hooks.poisoned:
+        if self._hooks.health.broken:
             raise RuntimeError(
                 "a rank was lost during set-up: start the job again, no step was lost"
             )
@@ -320,7 +321,12 @@ class Session:
     # --- the loop ---------------------------------------------------------------------------------
 
     def batches(
-        self, loader: Loader, *, accumulate: int = 1, partial: bool = False
+        self,
+        loader: Loader,
+        *,
+        accumulate: int = 1,
+        partial: bool = False,
+        leave_early: bool = False,
     ) -> Iterator[Any]:
         """Yields the batches of ``loader``, each again if its step must be repeated.
 
@@ -334,19 +340,26 @@ class Session:
                 loader keeps the part for which it was built.
             accumulate: with k > 1, lists of k batches for one step (gradient accumulation).
             partial: whether a last incomplete list is given, too; else it is dropped.
+            leave_early: leave a step that a lost rank has broken at its next module, instead of
+                computing it to its end. An exception may then leave the block in any module.
 
         Raises:
             SystemExit: this worker is no longer needed (drained, or the job has ended).
             RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
             StateMismatch: the checkpoint belongs to another model.
-            ValueError: ``loader`` divides the data otherwise, or keeps the part of one rank.
+            ValueError: ``loader`` divides the data otherwise, or keeps the part of one rank; or
+                a step of this model cannot be left early.
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
         if self._rank_kept is None:
             self._rank_kept = kept_rank(sys._getframe(1), self)
         self._warn_of_kept_rank()
-        return self._loop.run(loader, self._local, accumulate, partial)
+        found = self._loop.run(loader, self._local, accumulate, partial)
+        if not leave_early:
+            return found
+        refuse_shards(self._wrapped)
+        return left_early(found, lambda: self._cycle.can_be_left)
 
     def _warn_of_kept_rank(self) -> None:
         # All ranks run one script: the worker that holds rank 0 warns, and then one that takes it.

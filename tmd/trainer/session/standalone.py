@@ -13,7 +13,7 @@ from torch import nn
 
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.model import Activity, WorkerStatus
-from tmd.trainer.session.hooks import VoteOutcome
+from tmd.trainer.session.hooks import HealthHooks, VoteOutcome
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
@@ -48,12 +48,18 @@ class OneRank:
         """Never called."""
 
 
+class Intact:
+    """No loss is survived, so that none breaks a step."""
+
+    broken = known_broken = False
+
+
 class StandaloneHooks:
     """Commits every step. Rank and world size come from torchrun, or are 0 of 1."""
 
     adoption = OneRank()
     shadowing = False
-    poisoned = False
+    health: HealthHooks = Intact()
     idle = False
     finishing = False
     calls = 0

@@ -123,6 +123,12 @@ class StepCycle:
         """Whether a step has begun and not ended."""
         return self._open
 
+    @property
+    def can_be_left(self) -> bool:
+        """Whether a step is open that will be repeated, and whose vote has not begun."""
+        votes_later = self._open and self._trains and self.outcome is None
+        return votes_later and self.hooks.health.known_broken
+
     def _decide_to_apply(self) -> None:
         if self._open and not self._trains:
             raise RuntimeError(

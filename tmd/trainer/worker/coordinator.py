@@ -39,6 +39,7 @@ from tmd.trainer.worker.arming import Arming, must_wait
 from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
+from tmd.trainer.worker.step_health import StepHealth
 from tmd.trainer.worker.warmup import Warmup
 from tmd.trainer.worker.wiring import WorkerParts, assemble
 
@@ -49,6 +50,7 @@ class Coordinator:
     """The hooks of a managed job. Owns fabric and agent from :meth:`start` on."""
 
     adoption: AdoptedRanks
+    health: StepHealth
     _agent: Agent
     _arming: Arming
     _fabric: Fabric
@@ -72,6 +74,7 @@ class Coordinator:
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
         self.adoption = AdoptedRanks(fabric)
+        self.health = StepHealth(fabric, lambda: self.status.activity, lambda: self._following)
         self._arming = Arming.of(fabric, self._reporter.report_armed)
         self._reporter.open(agent, fabric)
         self._watchdog = PeerWatchdog.over(fabric)
@@ -185,7 +188,7 @@ class Coordinator:
         self._fabric.settle()
         parts, status = self._parts, self.status
         self.adoption.come_to_vote(local)
-        if self.poisoned:
+        if self.health.broken:
             return False
         if parts.recovery.is_refuted():
             raise Interrupted
@@ -300,15 +303,6 @@ class Coordinator:
     def current(self) -> WorkerStatus:
         """The status with current measurements."""
         return self._reporter.current()
-
-    @property
-    def poisoned(self) -> bool:
-        """Whether the current step is poisoned. Waits until it is known whether it goes on."""
-        if self._fabric.step.is_void():
-            return True
-        if self._following is not None:
-            return self._following.spoilt
-        return self.status.activity is Activity.TRAINING and self._fabric.poisoned
 
     @property
     def finishing(self) -> bool:

@@ -1,0 +1,198 @@
+"""A step that a loss has broken is left at the next module, and training goes on as without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
+
+from tests.trainer.standalone import Voting
+from tmd.trainer import Session, StepResult
+from tmd.trainer.session.hooks import Interrupted, VoteOutcome
+from tmd.trainer.state.local import LocalState
+
+LAYERS = 4
+Passes = list[tuple[str, int]]
+BREAKS = 2
+"""The step that breaks: DDP has settled its buckets by then."""
+
+
+class Health:
+    """Of the present step; it breaks when the test says so."""
+
+    broken = False
+
+    @property
+    def known_broken(self) -> bool:
+        return self.broken
+
+
+class Hooks(Voting):
+    """The vote on a broken step raises, and its repetition is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.present = Health()
+        self.health = self.present
+
+    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
+        if self.present.broken:
+            raise Interrupted
+        return super().vote(local, trains=trains)
+
+    def boundary(self) -> bool:
+        self.present.broken = False
+        return super().boundary()
+
+
+class Layer(nn.Module):
+    """Notes when it computes and when a gradient comes."""
+
+    def __init__(self, number: int, note: Callable[[str, int], None]) -> None:
+        super().__init__()
+        self._number, self._note = number, note
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._note("forward", self._number)
+        out: Tensor = self.inner(x)
+        if out.requires_grad:
+            out.register_hook(self._got)
+        return out.tanh()
+
+    def _got(self, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self._note("backward", self._number)
+
+
+class Stack(nn.Module):
+    def __init__(self, note: Callable[[str, int], None], *, again: bool) -> None:
+        """``again``: the layers compute once more in the backward pass."""
+        super().__init__()
+        self._again = again
+        self.layers = nn.ModuleList(Layer(number, note) for number in range(LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self._again else layer(x)
+        return x
+
+
+class Job:
+    """Trains five steps; the third one breaks in the given pass."""
+
+    def __init__(
+        self,
+        at: tuple[str, int] | None = None,
+        *,
+        ddp: bool = True,
+        again: bool = False,
+        early: bool = True,
+    ) -> None:
+        torch.manual_seed(0)
+        self.passes: Passes = []
+        """Those of the step that breaks, the first time."""
+        self.results: list[StepResult | None] = []
+        self._at, self._hooks = at, Hooks()
+        self._session = Session(self._hooks)
+        stack = Stack(self._note, again=again)
+        model = DistributedDataParallel(stack, bucket_cap_mb=0.0001) if ddp else stack
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        self._session.register(model=model, optimizer=optimizer)
+        draw = torch.Generator().manual_seed(1)
+        batches = [torch.randn(2, 4, generator=draw) for _ in range(5)]
+        for batch in self._session.batches(batches, leave_early=early):
+            with self._session.step() as step:
+                optimizer.zero_grad()
+                model(batch).square().sum().backward()
+                optimizer.step()
+                model(batch)  # after the vote, nothing is left early
+            self.results.append(step.result)
+        self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def _note(self, way: str, number: int) -> None:
+        if len(self.results) != BREAKS:
+            return
+        self.passes.append((way, number))
+        if (way, number) == self._at and self.passes.count(self._at) == 1:
+            self._hooks.present.broken = True
+
+    def ends_like(self, other: Job) -> bool:
+        return all(map(torch.equal, self.weights, other.weights))
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one rank."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+WHOLE = [("forward", n) for n in range(LAYERS)] + [("backward", n) for n in reversed(range(LAYERS))]
+ONCE = [StepResult.COMMITTED] * 2 + [StepResult.SPOILT] + [StepResult.COMMITTED] * 3
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+@pytest.mark.parametrize("at", [("forward", 1), ("backward", 2), ("backward", 0)])
+def test_no_module_computes_after_the_loss(at: tuple[str, int], ddp: bool) -> None:
+    """Forward as well as backward; the weights are those of an undisturbed job, bit for bit."""
+    job = Job(at, ddp=ddp)
+
+    assert job.passes == WHOLE[: WHOLE.index(at) + 1]
+    assert job.results == ONCE
+    assert job.ends_like(Job(ddp=ddp))
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+def test_a_forward_pass_inside_of_a_backward_pass_is_not_broken_off(ddp: bool) -> None:
+    """DDP would count on the gradients of the layers below."""
+    job = Job(("backward", 2), ddp=ddp, again=True)
+
+    assert job.results == ONCE
+    assert ("backward", 1) not in job.passes
+    assert job.ends_like(Job(ddp=ddp, again=True))
+
+
+def test_by_default_a_broken_step_is_computed_to_its_end() -> None:
+    job = Job(("forward", 1), early=False)
+
+    assert job.passes == WHOLE
+    assert job.results == ONCE
+
+
+def test_a_compiled_model_trains_on() -> None:
+    """Its code has no hooks; what surrounds it is left."""
+    hooks, stack = Hooks(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    session, run = Session(hooks), torch.compile(stack, backend="eager")
+    optimizer = SGD(stack.parameters(), lr=0.1)
+    session.register(model=stack, optimizer=optimizer)
+    results = []
+    for batch in session.batches([torch.ones(1, 4)] * 3, leave_early=True):
+        with session.step() as step:
+            hooks.present.broken = len(results) == 1
+            run(batch).sum().backward()
+            optimizer.step()
+        results.append(step.result)
+
+    assert results == [StepResult.COMMITTED, StepResult.SPOILT, *[StepResult.COMMITTED] * 2]
+
+
+def test_fsdp2_is_refused() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model, session = nn.Linear(2, 2), Session(Hooks())
+    sharded: object = fully_shard(model)
+    assert isinstance(sharded, nn.Module)
+    session.register(model=sharded, optimizer=SGD(sharded.parameters(), lr=0.1))
+
+    with pytest.raises(ValueError, match="leave_early=True does not work with FSDP2"):
+        session.batches([1.0], leave_early=True)
