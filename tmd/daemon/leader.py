@@ -57,7 +57,7 @@ ByJob = Mapping[str, Sequence[Verdict]]
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
 SHORTEST_REST_S = 0.001
-"""A rest that rounds to nothing would be asked for again and again."""
+"""A shorter rest may round to nothing, and this host would ask again at once."""
 
 NOT_REPLICATED = "store.not_replicated"
 REPLICATED = "records and leases reach a replica, or this host no longer leads"

@@ -25,16 +25,19 @@ class Scripts:
     async def run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
         """The reply of ``script``.
 
-        A server that was restarted meanwhile knows it no more. It then runs nothing and gets the
-        text, which is one more round trip.
+        A server that has restarted does not know the script. It runs nothing, and gets the text in
+        a second round trip.
         """
         if digest(script) in self._sent and not self._only_texts:
             try:
                 return await self._client.evalsha(digest(script), len(keys), *keys, *args)
             except NoScriptError:
                 pass
-            except NoPermissionError:
-                # Users that an earlier release has made may send texts only.
+            except NoPermissionError as error:
+                # A script that was denied a command may have run in part.
+                if "'evalsha'" not in str(error):
+                    raise
+                # A user that an earlier release has made may send texts only.
                 self._only_texts = True
         reply = await self._client.eval(lean(script), len(keys), *keys, *args)
         self._sent.add(digest(script))
