@@ -5,8 +5,8 @@ import { byId } from "./dom.js";
 import { clock, seconds } from "./format.js";
 
 const CELL = 6;
-const BELOW = 14;
-const NEAR = 4;
+const DOTS_HEIGHT = 14;
+const POINTED_AT = 4;
 const LEAST_HEIGHT = 48;
 const AXIS = 54;
 const CALM = 1.05;
@@ -25,18 +25,18 @@ export function heat(samples, marks, ranks) {
   const canvas = byId("heat").querySelector("canvas");
   canvas.hidden = byId("heat-scale").hidden = samples.length < 2;
   byId("heat-title").textContent = title(samples);
-  shown = samples.length > 1 ? { samples, marks, ranks } : null;
+  shown = samples.length > 1 ? { samples, marks: within(samples, marks), ranks } : null;
   if (!shown) return;
   const bins = samples.at(-1).cells.length;
   const width = byId("heat").clientWidth, height = Math.max(LEAST_HEIGHT, bins * CELL), scale = devicePixelRatio || 1;
   canvas.width = width * scale;
   canvas.style.width = `${width}px`;
-  canvas.height = (height + BELOW) * scale;
-  canvas.style.height = `${height + BELOW}px`;
+  canvas.height = (height + DOTS_HEIGHT) * scale;
+  canvas.style.height = `${height + DOTS_HEIGHT}px`;
   const ctx = canvas.getContext("2d");
   ctx.scale(scale, scale);
   drawCells(ctx, samples, width - AXIS, height);
-  drawMarks(ctx, samples, marks, width - AXIS, height);
+  drawMarks(ctx, samples, shown.marks, width - AXIS, height);
   ctx.fillStyle = colour("soft");
   ctx.font = "11px system-ui";
   ctx.textAlign = "right";
@@ -72,11 +72,16 @@ function drawCells(ctx, samples, width, height) {
   ctx.globalAlpha = 1;
 }
 
+/** The marks within the time of the samples. */
+function within(samples, marks) {
+  const x = along(samples);
+  return marks.filter(([at]) => x(at) >= 0 && x(at) <= 1);
+}
+
 function drawMarks(ctx, samples, marks, width, height) {
   const x = along(samples);
   for (const [at, kind] of marks) {
     const place = x(at);
-    if (place < 0 || place > 1) continue;
     ctx.fillStyle = colour(kind === "failover" ? "bad" : "main");
     ctx.fillRect(AXIS + place * width - 0.75, 0, 1.5, height + 4);
     ctx.beginPath();
@@ -88,7 +93,7 @@ function drawMarks(ctx, samples, marks, width, height) {
 /** What a plan's mark near the pointer says. */
 function markAt(left, width) {
   const x = along(shown.samples), off = ([at]) => Math.abs(x(at) * width - left);
-  const [nearest] = shown.marks.filter((mark) => off(mark) <= NEAR).sort((a, b) => off(a) - off(b));
+  const [nearest] = shown.marks.filter((mark) => off(mark) <= POINTED_AT).sort((a, b) => off(a) - off(b));
   return nearest && `${clock(nearest[0])} · ${nearest[1]} · ${nearest[2]}`;
 }
 
@@ -108,8 +113,9 @@ export function watchHeat() {
   const canvas = byId("heat").querySelector("canvas");
   canvas.addEventListener("pointermove", (event) => {
     if (!shown) return;
-    const left = event.offsetX - AXIS, width = canvas.clientWidth - AXIS, height = canvas.clientHeight - BELOW;
-    byId("heat-at").textContent = markAt(left, width) ?? cellAt(left, event.offsetY, width, height) ?? "";
+    const left = event.offsetX - AXIS, width = canvas.clientWidth - AXIS, height = canvas.clientHeight - DOTS_HEIGHT;
+    const said = [cellAt(left, event.offsetY, width, height), markAt(left, width)];
+    byId("heat-at").textContent = said.filter(Boolean).join(" — ");
   });
   canvas.addEventListener("pointerleave", () => { byId("heat-at").textContent = ""; });
 }
