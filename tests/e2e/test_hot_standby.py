@@ -52,9 +52,10 @@ def with_hot(
     redis: EmbeddedRedis,
     *faults: str,
     standby: Sequence[str] = ("s1", "s2"),
+    arguments: Sequence[str] = (),
 ) -> AbstractAsyncContextManager[Run]:
     """The same, in which one standby is hot."""
-    return gated(folder, redis, faults=faults, standby=standby, more_config=HOT)
+    return gated(folder, redis, *arguments, faults=faults, standby=standby, more_config=HOT)
 
 
 def let_go(run: Run) -> None:

@@ -32,13 +32,28 @@ async def lost_in_step(run: Run, rank: int = FOLLOWED) -> MigrationPlan:
     return await run.done("trainer")
 
 
-@pytest.mark.parametrize("point", ["forward", "backward", "before-vote", thorough("in-vote")])
+@pytest.mark.parametrize(
+    ("point", "arguments"),
+    [
+        ("forward", ()),
+        ("forward", ("--leave-early",)),
+        ("backward", ()),
+        ("before-vote", ()),
+        thorough("backward", ("--leave-early",)),
+        thorough("in-vote", ()),
+    ],
+)
 async def test_no_step_is_repeated(
-    point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+    point: str,
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    redis: EmbeddedRedis,
+    long_golden: Golden,
 ) -> None:
-    """The survivors' work in it is not lost, and every number is the same."""
+    """The survivors' work in it is not lost, and every number is the same. A script that leaves
+    broken steps early does not leave one that can be finished."""
     faults = [f"hold {point}@{FOLLOWED}:120=wait", NEVER_SENT]
-    async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
+    async with with_hot(tmp_path, redis, *faults, standby=("s1",), arguments=arguments) as run:
         plan = await lost_in_step(run)
 
         assert (plan.kind, plan.phase, plan.resume) == (PlanKind.FAILOVER, Phase.DONE, 120)

@@ -49,14 +49,19 @@ async def test_kill_9_at_every_place_of_a_step(
         await run.ends_like(golden, unwritten=[(rank, step) for step in steps.values()])
 
 
+@pytest.mark.parametrize(
+    ("point", "arguments"), [("backward", ()), ("forward", ("--leave-early",))]
+)
 async def test_a_loss_in_the_very_first_step(
-    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+    point: str, arguments: tuple[str, ...], tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """Survivors have no buckets yet and the joiner has: two attempts may be needed."""
-    async with running(tmp_path, redis.url, faults=["backward@1:0=kill"]) as run:
+    async with running(
+        tmp_path, redis.url, faults=[f"{point}@1:0=kill"], arguments=arguments
+    ) as run:
         plan = await run.done()
 
-        assert run.fired("backward")
+        assert run.fired(point)
         assert plan.resume == 0
         await run.ends_like(golden, lost=1)
 

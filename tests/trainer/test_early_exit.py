@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,13 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session, StepResult
+from tmd.trainer.session.early_exit import left_early
 from tmd.trainer.session.hooks import Interrupted, VoteOutcome
 from tmd.trainer.state.local import LocalState
 
 LAYERS = 4
 Passes = list[tuple[str, int]]
-BREAKS = 2
-"""The step that breaks: DDP has settled its buckets by then."""
+SETTLED = 2
+"""The first step in which DDP has settled its buckets."""
 
 
 class Health:
@@ -31,6 +33,9 @@ class Health:
     @property
     def known_broken(self) -> bool:
         return self.broken
+
+    def settle(self) -> None:
+        """Nothing runs."""
 
 
 class Hooks(Voting):
@@ -49,6 +54,15 @@ class Hooks(Voting):
     def boundary(self) -> bool:
         self.present.broken = False
         return super().boundary()
+
+
+class BreaksLate(Hooks):
+    """A rank is lost just after each vote: the step is committed."""
+
+    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
+        outcome = super().vote(local, trains=trains)
+        self.present.broken = True
+        return outcome
 
 
 class Layer(nn.Module):
@@ -85,7 +99,7 @@ class Stack(nn.Module):
 
 
 class Job:
-    """Trains five steps; the third one breaks in the given pass."""
+    """Trains five steps, one of which breaks in the pass ``at``."""
 
     def __init__(
         self,
@@ -94,12 +108,14 @@ class Job:
         ddp: bool = True,
         again: bool = False,
         early: bool = True,
+        breaks: int = SETTLED,
+        hooks: Hooks | None = None,
     ) -> None:
         torch.manual_seed(0)
         self.passes: Passes = []
         """Those of the step that breaks, the first time."""
         self.results: list[StepResult | None] = []
-        self._at, self._hooks = at, Hooks()
+        self._at, self._breaks, self._hooks = at, breaks, hooks or Hooks()
         self._session = Session(self._hooks)
         stack = Stack(self._note, again=again)
         model = DistributedDataParallel(stack, bucket_cap_mb=0.0001) if ddp else stack
@@ -112,12 +128,12 @@ class Job:
                 optimizer.zero_grad()
                 model(batch).square().sum().backward()
                 optimizer.step()
-                model(batch)  # after the vote, nothing is left early
+                model(batch)
             self.results.append(step.result)
         self.weights = [parameter.detach().clone() for parameter in model.parameters()]
 
     def _note(self, way: str, number: int) -> None:
-        if len(self.results) != BREAKS:
+        if len(self.results) != self._breaks:
             return
         self.passes.append((way, number))
         if (way, number) == self._at and self.passes.count(self._at) == 1:
@@ -138,6 +154,11 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 WHOLE = [("forward", n) for n in range(LAYERS)] + [("backward", n) for n in reversed(range(LAYERS))]
+BACKWARD_HOOKS: list[Callable[[nn.Linear], object]] = [
+    lambda model: model.weight.register_hook(torch.neg),
+    lambda model: model.register_full_backward_hook(lambda *_: None),
+    lambda model: model.register_full_backward_pre_hook(lambda *_: None),
+]
 ONCE = [StepResult.COMMITTED] * 2 + [StepResult.SPOILT] + [StepResult.COMMITTED] * 3
 
 
@@ -162,6 +183,36 @@ def test_a_forward_pass_inside_of_a_backward_pass_is_not_broken_off(ddp: bool) -
     assert job.ends_like(Job(ddp=ddp, again=True))
 
 
+def test_after_the_vote_nothing_is_left() -> None:
+    job = Job(hooks=BreaksLate())
+
+    assert job.results == [StepResult.COMMITTED] * 5
+    assert job.ends_like(Job())
+
+
+@pytest.mark.parametrize("breaks", range(SETTLED))
+@pytest.mark.parametrize("at", [("forward", 1), ("backward", 2)])
+def test_the_steps_in_which_ddp_settles_are_computed_to_their_end(
+    at: tuple[str, int], breaks: int
+) -> None:
+    """Otherwise the order of its sums would be another one than a standby's."""
+    job = Job(at, breaks=breaks)
+
+    assert job.passes == WHOLE
+    assert job.results.index(StepResult.SPOILT) == breaks
+
+
+def test_modules_in_other_threads_are_not_left() -> None:
+    """Such as transforms of data in a thread that reads ahead."""
+    for _ in left_early(iter([1]), lambda: True):
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(nn.Identity(), torch.ones(1)).result()
+        with pytest.raises(Interrupted):
+            nn.Identity()(found)
+
+    assert torch.equal(nn.Identity()(found), torch.ones(1))
+
+
 def test_by_default_a_broken_step_is_computed_to_its_end() -> None:
     job = Job(("forward", 1), early=False)
 
@@ -170,20 +221,21 @@ def test_by_default_a_broken_step_is_computed_to_its_end() -> None:
 
 
 def test_a_compiled_model_trains_on() -> None:
-    """Its code has no hooks; what surrounds it is left."""
+    """Its code has no hooks: a backward pass of it runs with zeros."""
     hooks, stack = Hooks(), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    session, run = Session(hooks), torch.compile(stack, backend="eager")
+    session, run = Session(hooks), torch.compile(stack, backend="aot_eager")
     optimizer = SGD(stack.parameters(), lr=0.1)
     session.register(model=stack, optimizer=optimizer)
     results = []
-    for batch in session.batches([torch.ones(1, 4)] * 3, leave_early=True):
+    for batch in session.batches([torch.ones(1, 4)] * 5, leave_early=True):
         with session.step() as step:
-            hooks.present.broken = len(results) == 1
-            run(batch).sum().backward()
+            out = run(batch)
+            hooks.present.broken = len(results) == SETTLED
+            out.sum().backward()
             optimizer.step()
         results.append(step.result)
 
-    assert results == [StepResult.COMMITTED, StepResult.SPOILT, *[StepResult.COMMITTED] * 2]
+    assert results == ONCE
 
 
 def test_fsdp2_is_refused() -> None:
@@ -195,4 +247,38 @@ def test_fsdp2_is_refused() -> None:
     session.register(model=sharded, optimizer=SGD(sharded.parameters(), lr=0.1))
 
     with pytest.raises(ValueError, match="leave_early=True does not work with FSDP2"):
+        session.batches([1.0], leave_early=True)
+
+
+@pytest.mark.parametrize("hook", BACKWARD_HOOKS)
+def test_backward_hooks_are_refused(hook: Callable[[nn.Linear], object]) -> None:
+    """One that fails without a gradient would break off the backward pass, and DDP with it."""
+    model, session = nn.Linear(2, 2), Session(Hooks())
+    hook(model)
+    session.register(model=[model], optimizer=SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(ValueError, match="does not work with backward hooks"):
+        session.batches([1.0], leave_early=True)
+
+
+def test_a_step_without_a_block_is_refused() -> None:
+    """Between its parts nothing would swallow the exception."""
+    model, session = nn.Linear(2, 2), Session(Hooks())
+    session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
+
+    for _ in session.batches([1.0], leave_early=True):
+        with pytest.raises(RuntimeError, match=r"needs 'with session.step\(\)'"):
+            session.begin()
+        break
+
+
+def test_what_a_function_builds_is_refused() -> None:
+    """It may be a stage of a pipeline, whose schedule keeps losses."""
+    session, model = Session(Hooks()), nn.Linear(2, 2)
+
+    def build(session: Session) -> None:
+        session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
+
+    session.build(build)
+    with pytest.raises(ValueError, match=r"does not work with session.build\(\)"):
         session.batches([1.0], leave_early=True)

@@ -2,13 +2,15 @@
 
 A forward pass ends with an exception, at the next module. A backward pass cannot end so: DDP would
 count on the gradients that did not come, and refuse the next step. Instead the next module gets no
-gradient. Autograd then skips the work below it, and still tells DDP of each parameter.
+gradient. Autograd then skips most of the work below it, and still tells DDP of each parameter. Only
+a custom function gets zeros, and a checkpointed layer computes forward once more.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,21 +27,37 @@ from tmd.trainer.session.hooks import Interrupted
 T = TypeVar("T")
 
 
-def refuse_shards(modules: Iterable[nn.Module]) -> None:
-    """Raises ValueError: a step of one of ``modules`` cannot be left early."""
-    if any(True for _ in sharded_modules(modules)):
-        raise ValueError(
-            "leave_early=True does not work with FSDP2, which would expect the rest of the step: "
-            "leave it out"
-        )
+def refuse(modules: Sequence[nn.Module], *, built: bool) -> None:
+    """Raises ValueError: a step of ``modules`` cannot be left early.
+
+    ``built``: whether by :meth:`Session.build`, as those of a pipeline are.
+    """
+    reasons = {
+        "FSDP2, which expects the rest of a step": any(True for _ in sharded_modules(modules)),
+        "session.build(), whose objects may expect the rest of a step": built,
+        "backward hooks of parameters or modules, which may not expect that no gradient comes": (
+            any(_has_hooks(part) for module in modules for part in module.modules())
+        ),
+    }
+    if found := [reason for reason, applies in reasons.items() if applies]:
+        raise ValueError(f"leave_early=True does not work with {'; '.join(found)}: leave it out")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    own = module._backward_hooks or module._backward_pre_hooks
+    return bool(own) or any(p._backward_hooks for p in module.parameters(recurse=False))
 
 
 def left_early(batches: Iterator[T], due: Callable[[], bool]) -> Iterator[T]:
     """``batches``, each of whose steps is left at the next module once ``due`` says so."""
+    thread = threading.get_ident()
 
     def enter(module: nn.Module, given: object) -> None:
-        # Compiled code has no hooks inside: it is left before or after.
-        if not torch.compiler.is_compiling() and due() and not in_backward():
+        # Compiled code has no hooks inside: it is left before or after. Other threads of the script
+        # may run modules of their own, such as transforms of data.
+        if torch.compiler.is_compiling() or threading.get_ident() != thread:
+            return
+        if due() and not in_backward():
             raise Interrupted
 
     def leave(module: nn.Module, given: object, output: object) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
-from tmd.trainer.session.early_exit import left_early, refuse_shards
+from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
 from tmd.trainer.session.kept_rank import kept_rank
@@ -341,7 +341,8 @@ class Session:
             accumulate: with k > 1, lists of k batches for one step (gradient accumulation).
             partial: whether a last incomplete list is given, too; else it is dropped.
             leave_early: leave a step that a lost rank has broken at its next module, instead of
-                computing it to its end. An exception may then leave the block in any module.
+                computing it to its end. An exception may then leave the block in any module, and
+                hooks of activations may be called with ``None``.
 
         Raises:
             SystemExit: this worker is no longer needed (drained, or the job has ended).
@@ -356,10 +357,11 @@ class Session:
             self._rank_kept = kept_rank(sys._getframe(1), self)
         self._warn_of_kept_rank()
         found = self._loop.run(loader, self._local, accumulate, partial)
+        self._cycle.leaves_early = leave_early
         if not leave_early:
             return found
-        refuse_shards(self._wrapped)
-        return left_early(found, lambda: self._cycle.can_be_left)
+        early_exit.refuse(self._wrapped, built=self._build is not None)
+        return early_exit.left_early(found, lambda: self._cycle.can_be_left)
 
     def _warn_of_kept_rank(self) -> None:
         # All ranks run one script: the worker that holds rank 0 warns, and then one that takes it.
@@ -386,8 +388,10 @@ class Session:
         Run its parts by :meth:`Step.run`, and end it by :meth:`Step.end`.
 
         Raises:
-            RuntimeError: not inside ``batches``.
+            RuntimeError: not inside ``batches``, or inside one with ``leave_early``.
         """
+        if self._cycle.leaves_early:
+            raise RuntimeError("leave_early=True needs 'with session.step()': leave it out")
         return self.step().__enter__()
 
     @property

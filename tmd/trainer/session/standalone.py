@@ -53,6 +53,9 @@ class Intact:
 
     broken = known_broken = False
 
+    def settle(self) -> None:
+        """Never needed."""
+
 
 class StandaloneHooks:
     """Commits every step. Rank and world size come from torchrun, or are 0 of 1."""

@@ -19,6 +19,8 @@ from tmd.trainer.state.unregistered import UnregisteredState
 
 log = logging.getLogger("tmd.trainer")
 
+SETTLING_STEPS = 2
+
 
 class StepCycle:
     """Takes each step from beginning to end.
@@ -54,6 +56,10 @@ class StepCycle:
         """Set until the first step has checked its modules for extra state."""
         self._unregistered: UnregisteredState | None = None
         self._scaled = False
+        self.leaves_early = False
+        """Whether the present ``batches`` call leaves broken steps early."""
+        self._computed = 0
+        """Training steps that this process has computed to their end."""
         self._last_commit = time.monotonic()
 
     def watch(self, registry: Registry, local: LocalState) -> None:
@@ -125,9 +131,14 @@ class StepCycle:
 
     @property
     def can_be_left(self) -> bool:
-        """Whether a step is open that will be repeated, and whose vote has not begun."""
+        """Whether a step is open that will be repeated, and whose vote has not begun.
+
+        In its first two steps DDP settles its buckets, and with them the order of sums: those are
+        computed to their end, as is the first one after a checkpoint.
+        """
         votes_later = self._open and self._trains and self.outcome is None
-        return votes_later and self.hooks.health.known_broken
+        settled = self._computed >= SETTLING_STEPS and not self.rehearses
+        return votes_later and settled and self.hooks.health.known_broken
 
     def _decide_to_apply(self) -> None:
         if self._open and not self._trains:
@@ -142,6 +153,7 @@ class StepCycle:
             assert self._local is not None
             self._settle()
             self._trace.computed()
+            self._computed += self._trains and self._pass is None
             if self._registry is not None:
                 # Some modules have an extra state only after a first forward.
                 registry, self._registry = self._registry, None
@@ -207,6 +219,8 @@ class StepCycle:
 
     def spoil(self) -> None:
         """The step is broken."""
+        if self.outcome is None:
+            self.hooks.health.settle()
         self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
         self._losses = {}
         self.close()

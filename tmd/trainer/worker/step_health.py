@@ -35,8 +35,17 @@ class StepHealth:
     def known_broken(self) -> bool:
         """Whether it is known now that the step will be repeated. Never waits; a shadow's step is
         not covered."""
-        if self._activity() is not Activity.TRAINING:
-            return False
         state = self._fabric.step.state
+        if state is StepState.VOID:
+            return self._following() is None
         # A step that a standby may finish is OPEN before the epoch breaks, and then SUSPENDED.
-        return state is StepState.VOID or (state is StepState.CLOSED and self._fabric.poisoned)
+        broken = state is StepState.CLOSED and self._fabric.poisoned
+        return broken and self._activity() is Activity.TRAINING
+
+    def settle(self) -> None:
+        """Wait until what a broken step has called has ended: its state is put back next.
+
+        Raises LinkError if an operation never ends.
+        """
+        if self.known_broken:
+            self._fabric.drain()
