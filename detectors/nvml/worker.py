@@ -1,7 +1,8 @@
 """The process that talks to the driver. A wedged driver never returns, so the daemon never waits.
 
-One line on stdin requests one reading; the answer is one line of JSON on stdout. It ends with
-stdin. It only reads: no CUDA context, no utilisation or process queries, which disturb the GPU.
+One line on stdin requests one reading. The answer is one line of JSON on stdout. The process exits
+at the end of stdin. It only reads: no CUDA context, and no queries of utilisation or of processes,
+which disturb the GPU.
 """
 
 from __future__ import annotations

@@ -42,6 +42,23 @@ def test_ddp_reports_its_buckets_once_they_are_rebuilt() -> None:
     assert ddp.rebuilt_buckets(nn.Linear(2, 2)) is None
 
 
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda module: module.weight.register_hook(torch.neg),
+        lambda module: module.register_full_backward_hook(lambda *_: None),
+        lambda module: module.register_full_backward_pre_hook(lambda *_: None),
+    ],
+)
+def test_backward_hooks_of_a_module_are_found(hook: Callable[[nn.Module], object]) -> None:
+    """``_backward_hooks`` and ``_backward_pre_hooks``."""
+    module = nn.Linear(2, 2)
+    before = modules.has_backward_hooks(module)
+    hook(module)
+
+    assert (before, modules.has_backward_hooks(module)) == (False, True)
+
+
 def test_the_engine_says_whether_a_backward_pass_runs() -> None:
     """``torch._C._current_graph_task_id``."""
     inside: list[bool] = []

@@ -246,7 +246,7 @@ def test_fsdp2_is_refused() -> None:
     assert isinstance(sharded, nn.Module)
     session.register(model=sharded, optimizer=SGD(sharded.parameters(), lr=0.1))
 
-    with pytest.raises(ValueError, match="leave_early=True does not work with FSDP2"):
+    with pytest.raises(ValueError, match="leave_early=True does not support FSDP2"):
         session.batches([1.0], leave_early=True)
 
 
@@ -257,7 +257,7 @@ def test_backward_hooks_are_refused(hook: Callable[[nn.Linear], object]) -> None
     hook(model)
     session.register(model=[model], optimizer=SGD(model.parameters(), lr=0.1))
 
-    with pytest.raises(ValueError, match="does not work with backward hooks"):
+    with pytest.raises(ValueError, match="does not support backward hooks"):
         session.batches([1.0], leave_early=True)
 
 
@@ -280,5 +280,5 @@ def test_what_a_function_builds_is_refused() -> None:
         session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
 
     session.build(build)
-    with pytest.raises(ValueError, match=r"does not work with session.build\(\)"):
+    with pytest.raises(ValueError, match=r"does not support session.build\(\)"):
         session.batches([1.0], leave_early=True)

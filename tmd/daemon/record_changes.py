@@ -1,8 +1,8 @@
 """Finds and applies the difference between the texts of two revisions of a record. Pure.
 
-The record of a job of 16,384 ranks has megabytes, but a revision changes a few hundred bytes of it
-or copies a membership. A *change* is a list of pieces: copies of parts of the old text, and new
-bytes. The caller must check the result: any client of Redis may have written the change.
+The record of a job of 16,384 ranks is several megabytes long, but a revision changes a few hundred
+bytes of it or copies a membership. A *change* is a list of pieces: copies of parts of the old text,
+and new bytes. The caller must check the result: any client of Redis may have written the change.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ BLOCK = 128
 """Bytes. The old text is indexed in blocks of this size. A larger one makes the index smaller and
 the changes longer."""
 LONGEST_CHANGE = 65_536
-"""Bytes. The scripts of the store send no longer change."""
+"""Bytes. The store's scripts never send a change longer than this."""
 LONGEST_TEXT = 16_777_216
-"""Bytes, about three times the record of a job of 16,384 ranks in a move. The scripts of the store
-send no longer value."""
+"""Bytes, about three times the record of a job of 16,384 ranks in a move. The store's scripts never
+send a value longer than this."""
 COPY_BYTES = 11
 """An encoded copy is at most this long."""
 
@@ -33,7 +33,7 @@ def difference(old: bytes, new: bytes) -> bytes | None:
     """The change from ``old`` to ``new``; ``None`` if it would be longer than half of ``new``, or
     than :data:`LONGEST_CHANGE`.
 
-    Linear in their lengths: it gives up once the new pieces are too long together.
+    Time is linear in both lengths. The search stops once the change exceeds the limit.
     """
     limit = min(len(new) // 2, LONGEST_CHANGE)
     starts = range(len(old) // BLOCK * BLOCK - BLOCK, -1, -BLOCK)
@@ -46,7 +46,8 @@ def difference(old: bytes, new: bytes) -> bytes | None:
         if found is None:
             at += 1
             continue
-        # Equal blocks may stand in many places: the one after the latest piece goes on longest.
+        # A block may occur at several offsets. The offset right after the previous copy often gives
+        # the longest match, so both are tried.
         begin, length = max(
             ((place, _alike(old, place, new, at)) for place in {found, max(0, at - shift)}),
             key=lambda piece: piece[1],
@@ -66,8 +67,8 @@ def difference(old: bytes, new: bytes) -> bytes | None:
 
 
 def applied(old: bytes, change: bytes) -> bytes | None:
-    """What ``change`` makes of ``old``; ``None`` if it does not fit it, or makes more than any
-    record has."""
+    """The result of applying ``change`` to ``old``. ``None`` if a copy lies outside ``old``, or the
+    result is longer than :data:`LONGEST_TEXT`."""
     try:
         parts = _decoder.decode(change)
     except UNREADABLE:

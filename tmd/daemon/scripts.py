@@ -14,19 +14,19 @@ from tmd.daemon.lua import lean
 
 
 class Scripts:
-    """Of one connection pool."""
+    """Runs scripts over one connection pool."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
         self._sent: set[str] = set()
-        """Digests of the scripts whose text the server has got."""
+        """Digests of the scripts whose text the server has received."""
         self._only_texts = False
 
     async def run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
         """The reply of ``script``.
 
-        A server that has restarted does not know the script. It runs nothing, and gets the text in
-        a second round trip.
+        After a restart the server does not know the script and runs nothing. A second round trip
+        sends the text.
         """
         if digest(script) in self._sent and not self._only_texts:
             try:
@@ -37,7 +37,7 @@ class Scripts:
                 # A script that was denied a command may have run in part.
                 if "'evalsha'" not in str(error):
                     raise
-                # A user that an earlier release has made may send texts only.
+                # A Redis user that an earlier release of tmd has created may call EVAL only.
                 self._only_texts = True
         reply = await self._client.eval(lean(script), len(keys), *keys, *args)
         self._sent.add(digest(script))
@@ -46,5 +46,5 @@ class Scripts:
 
 @cache
 def digest(script: str) -> str:
-    """The name by which Redis knows ``script`` once it has got it."""
+    """The name by which Redis knows ``script`` once it has received it."""
     return sha1(lean(script).encode(), usedforsecurity=False).hexdigest()

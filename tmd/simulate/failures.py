@@ -46,7 +46,7 @@ class Habits(Struct, frozen=True):
     notice_h: float = 1.0
     """Time between a request to drain a host and its maintenance."""
     announced: float = 0.0
-    """Share of the faults of hosts that a detector finds before, while the host still works."""
+    """Share of the faults of hosts that a detector predicts, while the host still works."""
     mtbf_h: float | None = None
     """Mean time between faults of the whole job, instead of the table's."""
 
@@ -77,17 +77,17 @@ def mtbf_h(table: Table, job: Job, habits: Habits) -> float:
 
 
 def drawn(table: Table, job: Job, standbys: int, habits: Habits, seed: int) -> tuple[Fault, ...]:
-    """A trace for all ways with up to ``standbys`` standbys.
+    """One trace of faults, which all ways with at most ``standbys`` standbys share.
 
-    Each component of each place has a stream of its own, so that another standby, which is another
-    place, changes no fault of the others. Times between faults are exponential.
+    Each component of each place has its own random stream. Another standby adds a place, and leaves
+    all other faults as they are. Times between faults are exponential.
     """
     scale = mtbf_h(table, job, habits) / mtbf_h(table, job, Habits())
     found: list[Fault] = []
     for component in table.components:
         mean_h = scale * table.host_hours(component)
         if component.fells is Fells.JOB:
-            # A bug strikes the job, as often as its hosts together do in the table.
+            # A fault of the whole job is drawn once, at the rate of all its hosts together.
             streams, mean_h = [0], mean_h / job.hosts
         else:
             streams = list(range(job.hosts + standbys))

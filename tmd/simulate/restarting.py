@@ -16,7 +16,7 @@ class Restarting(Places):
         self._costs = costs
 
     def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
-        return None  # it can only restart, at the fault as well as before
+        return None  # the job restarts when the fault comes
 
     def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
         trained = host in self._ranks if fault.fells is Fells.WORKER else self._remove(host)

@@ -14,6 +14,12 @@ def keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _NormBase)
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether ``module`` or one of its own parameters has a hook for the backward pass."""
+    own = module._backward_hooks or module._backward_pre_hooks
+    return bool(own) or any(p._backward_hooks for p in module.parameters(recurse=False))
+
+
 def saved_beside_params(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names and values that ``state_dict()`` has beside parameters, if no hook changes it."""
     for path, each in module.named_modules(remove_duplicate=False):

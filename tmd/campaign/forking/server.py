@@ -56,7 +56,7 @@ def receive(client: socket.socket) -> ForkOrder:
 
 
 class ForkServer:
-    """Owns one process for each client; has one thread, so that a fork is complete."""
+    """Owns one process for each client. It has a single thread, since a fork copies no other."""
 
     def __init__(self, door: socket.socket) -> None:
         self._door = door

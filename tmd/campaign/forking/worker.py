@@ -71,7 +71,7 @@ class ForkedWorker:
 
 
 def _leave_launcher(output: IO[bytes] | None, env: Mapping[str, str]) -> None:
-    """Release all resources of the launcher, whose frames stay below this one."""
+    """Release all resources of the launcher. Its stack frames remain below this one."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)

@@ -37,9 +37,10 @@ class Rollback(Struct, frozen=True):
 
 
 def wanted_every(told: int | None, groups: Iterable[Sequence[int]], size: int) -> int:
-    """Steps between two snapshots, 0 for none: the script's ``told``, else only for a unique state.
+    """Steps between two snapshots, 0 for none. ``told`` is what the script asks for. Without it,
+    snapshots are on only if a state is unique.
 
-    ``groups``: ranks of equal state, of ``size`` in all.
+    ``groups``: the ranks, grouped by equal state. ``size``: the number of ranks.
 
     Raises:
         ValueError: ``told`` is negative.
@@ -75,8 +76,8 @@ def keepers(hosts: Sequence[str]) -> tuple[int, ...]:
 def is_due(step: int, every: int, *, fresh: bool) -> bool:
     """Whether a snapshot of ``step`` is due: the same answer on every rank.
 
-    ``fresh``: the step is the first one of an epoch, with other keepers, or of a ``batches()``
-    call, since no rank can return to an earlier call.
+    ``fresh``: the step is the first one of an epoch, whose keepers may be others, or of a
+    ``batches()`` call. No rank can return to an earlier call.
     """
     return every > 0 and (fresh or step % every == 0)
 

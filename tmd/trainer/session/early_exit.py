@@ -1,9 +1,9 @@
 """Leaves a step that a lost rank has broken, before the script has computed it to its end.
 
-A forward pass ends with an exception, at the next module. A backward pass cannot end so: DDP would
-count on the gradients that did not come, and refuse the next step. Instead the next module gets no
-gradient. Autograd then skips most of the work below it, and still tells DDP of each parameter. Only
-a custom function gets zeros, and a checkpointed layer computes forward once more.
+A forward pass ends with an exception, at the next module. A backward pass must not end with one:
+DDP would still expect the missing gradients, and reject the next step. Instead the next module gets
+no gradient. Autograd then skips most of the work below it, and still tells DDP of each parameter.
+A custom function gets zeros, and a checkpointed layer computes forward once more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 
 from tmd.torch_private.autograd import in_backward
 from tmd.torch_private.fsdp import sharded_modules
+from tmd.torch_private.modules import has_backward_hooks
 from tmd.trainer.session.hooks import Interrupted
 
 T = TypeVar("T")
@@ -30,31 +31,28 @@ T = TypeVar("T")
 def refuse(modules: Sequence[nn.Module], *, built: bool) -> None:
     """Raises ValueError: a step of ``modules`` cannot be left early.
 
-    ``built``: whether by :meth:`Session.build`, as those of a pipeline are.
+    ``built``: whether :meth:`Session.build` has constructed them, as it does for a pipeline.
     """
     reasons = {
         "FSDP2, which expects the rest of a step": any(True for _ in sharded_modules(modules)),
         "session.build(), whose objects may expect the rest of a step": built,
-        "backward hooks of parameters or modules, which may not expect that no gradient comes": (
-            any(_has_hooks(part) for module in modules for part in module.modules())
+        "backward hooks of parameters or modules, which may fail when a gradient is None": any(
+            has_backward_hooks(part) for module in modules for part in module.modules()
         ),
     }
     if found := [reason for reason, applies in reasons.items() if applies]:
-        raise ValueError(f"leave_early=True does not work with {'; '.join(found)}: leave it out")
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    own = module._backward_hooks or module._backward_pre_hooks
-    return bool(own) or any(p._backward_hooks for p in module.parameters(recurse=False))
+        raise ValueError(
+            f"leave_early=True does not support {'; '.join(found)}: remove leave_early=True"
+        )
 
 
 def left_early(batches: Iterator[T], due: Callable[[], bool]) -> Iterator[T]:
-    """``batches``, each of whose steps is left at the next module once ``due`` says so."""
+    """Yield from ``batches``. While ``due()`` is true, the current step ends at its next module."""
     thread = threading.get_ident()
 
     def enter(module: nn.Module, given: object) -> None:
-        # Compiled code has no hooks inside: it is left before or after. Other threads of the script
-        # may run modules of their own, such as transforms of data.
+        # Hooks do not run inside compiled code. Other threads of the script may run modules of
+        # their own, such as transforms of data.
         if torch.compiler.is_compiling() or threading.get_ident() != thread:
             return
         if due() and not in_backward():

@@ -67,7 +67,7 @@ class PassHooks(Protocol):
 
 
 class HealthHooks(Protocol):
-    """Whether the present step can still be committed."""
+    """Whether the current step can still be committed."""
 
     @property
     def broken(self) -> bool: ...

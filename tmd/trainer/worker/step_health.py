@@ -1,4 +1,4 @@
-"""Whether the present step of a worker can still be committed."""
+"""Whether the current step of a worker can still be committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tmd.trainer.shadow.session import ShadowSession
 
 
 class StepHealth:
-    """``activity`` and ``following`` return what the worker does, and whom it shadows."""
+    """``activity`` returns the worker's activity. ``following`` returns the session of the shadow
+    that the worker runs, or ``None``."""
 
     def __init__(
         self,
@@ -23,8 +24,8 @@ class StepHealth:
 
     @property
     def broken(self) -> bool:
-        """Whether the step will be repeated. Waits until it is known whether a hot standby takes
-        the place of a lost rank in it."""
+        """Whether the step will be repeated. Blocks until it is decided whether a hot standby
+        replaces the lost rank in this step."""
         if self._fabric.step.is_void():
             return True
         if (following := self._following()) is not None:
@@ -33,8 +34,8 @@ class StepHealth:
 
     @property
     def known_broken(self) -> bool:
-        """Whether it is known now that the step will be repeated. Never waits; a shadow's step is
-        not covered."""
+        """Whether it is known now that the step will be repeated. Never blocks. False for the step
+        of a shadow."""
         state = self._fabric.step.state
         if state is StepState.VOID:
             return self._following() is None
@@ -43,7 +44,8 @@ class StepHealth:
         return broken and self._activity() is Activity.TRAINING
 
     def settle(self) -> None:
-        """Wait until what a broken step has called has ended: its state is put back next.
+        """Wait until all operations that a broken step has started have ended. The caller restores
+        the state afterwards.
 
         Raises LinkError if an operation never ends.
         """
