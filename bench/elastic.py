@@ -3,11 +3,12 @@
 With ``elastic=True`` the two survivors compute for the lost ranks, until their workers are back and
 get them again by planned moves. Without it, as is the default, the job holds until both are back.
 Both are the demo's job, on four hosts, and take turns. In each run two workers are killed at the
-same time, at no particular point of a step. The elastic job goes on like that for some steps before
-the two are started again; those of the other job are started at once.
+same time, at no particular point of a step. The elastic job goes on like that for some steps; then
+one of the two is started again, and after some more steps the other. Those of the other job are
+started at once.
 
 ``downtime``: from the kills to the first commit after them on all ranks, less one step before them.
-``pause of a move back``: between the commits around it, less one step of the job with two workers.
+``pause of a move back``: between the commits around it, less one step before it.
 All processes share the cores of this machine: a step of two workers with two ranks each takes about
 as long here as one of four workers, and not twice as long as on hosts of their own.
 """
@@ -78,10 +79,10 @@ async def disturbed(
     """Kill two workers, and start them again; when they died, and the plans of the job."""
     await run_on(cluster, quiet)
     hosts, since = await kill_two(cluster)
-    if elastic:
-        await cluster.until(trains_with(LOST), "the survivors go on", PATIENCE_S)
-        await steps_on(cluster, quiet)
-    for host in hosts:
+    for lacking, host in zip((2, 1), hosts, strict=True):
+        if elastic:
+            await cluster.until(trains_with(lacking), "the others go on", PATIENCE_S)
+            await steps_on(cluster, quiet)
         await cluster.launchers[host].wait()
         await cluster.start_launcher(host)
     await run_on(cluster, quiet)
@@ -105,23 +106,28 @@ def facts(
     back = [plan for plan in done if plan.kind is PlanKind.PLANNED]
     lines = trace.commits.values()
     first_epoch = min(line["epoch"] for line in lines)
-    before, after = (
-        commits(line for line in lines if (line["epoch"] == first_epoch) is early)
-        for early in (True, False)
-    )
-    full_s = median(b - a for a, b in pairwise(before[-STEPS:]))
-    found = {
+    before = [line for line in lines if line["epoch"] == first_epoch]
+    last = max(line["step"] for line in before)
+    after = commits(line for line in lines if line["step"] > last)
+    full_s = median(b - a for a, b in pairwise(commits(before)[-STEPS:]))
+    found: dict[str, Any] = {
         "downtime_s": after[0] - since - full_s,
         "step_s": full_s,
         "plans": [plan.id for plan in done],
     }
     if not elastic:
         return found
-    assert len(back) == LOST, [plan.id for plan in done]
-    few = commits(line for line in lines if first_epoch < line["epoch"] < back[0].new.epoch)
-    few_s = median(b - a for a, b in pairwise(few))
-    pauses = [gap_s(trace, plan) - few_s for plan in back]
-    return {**found, "step_of_two_s": few_s, "pauses_s": pauses}
+    if len(back) != LOST:
+        raise RuntimeError(f"{LOST} moves back were expected: {[plan.id for plan in done]}")
+    found["step_of_two_s"] = usual_before(lines, back[0])
+    found["pauses_s"] = [gap_s(trace, plan) - usual_before(lines, plan) for plan in back]
+    return found
+
+
+def usual_before(lines: Iterable[dict[str, Any]], plan: MigrationPlan) -> float:
+    """The median step in the epoch that ``plan`` ends."""
+    before = commits(line for line in lines if line["epoch"] == plan.old.epoch)
+    return median(b - a for a, b in pairwise(before[-STEPS:]))
 
 
 def run(folder: Path, script: tuple[str, ...], quiet: int, subject: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables and charts of what was measured, from ``bench/results``."""
+"""Tables of what was measured, from ``bench/results``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs.generate.svg import Bar, Dots, Span, bars, dots, lanes
-
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
-OURS, OTHERS, COPY = "#2da44e", "#8c959f", "#bf8700"
 SIZES = ("10M", "60M", "140M", "200M")
 MEASURED_HOT = ("10M", "60M", "140M")
 
@@ -69,7 +66,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _of(file: str, way: str, size: str) -> str:
+def of_size(file: str, way: str, size: str) -> str:
     return file if size == "10M" else f"{file}_{size}"
 
 
@@ -79,7 +76,7 @@ def pauses() -> str:
     lines = [head, "|---|---|---|---|---|---|---|"]
     for way, words in (("shadow", "live shadow"), ("copy", "stop-and-copy")):
         for size in SIZES:
-            found = result(_of("pause", way, size))["figures"][f"{way} {size}"]
+            found = result(of_size("pause", way, size))["figures"][f"{way} {size}"]
             pause, step = found["pause_s"], found["median_step_s"]["median"]
             low, high = pause["interval_95"]
             numbers = f"{step:.2f} | {pause['median']:.3f} | {low:.3f} | {high:.3f}"
@@ -95,7 +92,7 @@ def hot() -> str:
     """kill -9 with a hot standby, by model size: the step finished, and repeated."""
     rows = []
     for size in MEASURED_HOT:
-        file = _of("hot", "hot", size)
+        file = of_size("hot", "hot", size)
         rows.append(Row(f"{size}: median step", file, (f"hot {size}", "median_step_s")))
         for way, words in (("hot", "the step goes on"), ("repeat", "it is repeated")):
             place = f"{way} {size}"
@@ -123,6 +120,18 @@ KILL = [
     Row("of it: prepare (the rest of the broken step)", "downtime", ("prepare",)),
     Row("of it: transfer (the copy of the state)", "downtime", ("transfer",)),
     Row("of it: resume", "downtime", ("resume",)),
+    Row(
+        "tmd in another run: a broken step computed to its end",
+        "downtime_early",
+        ("tmd: downtime after kill -9",),
+    ),
+    Row(
+        "beside it: left early (`leave_early=True`)",
+        "downtime_early",
+        ("tmd, left early: downtime after kill -9",),
+    ),
+    Row("of the former: prepare", "downtime_early", ("prepare",)),
+    Row("of the latter: prepare", "downtime_early", ("left early: prepare",)),
     Row("torchrun, checkpoint each step", "downtime", ("torchrun: downtime after kill -9",)),
     Row("ratio torchrun to tmd", "downtime", ("ratio torchrun/tmd",), "times", digits=1),
     Row("tmd, beside torchft", "peers", ("tmd downtime_s",)),
@@ -288,6 +297,36 @@ GOODPUT = [
 ]
 
 
+FLEET = [
+    Row(f"{hosts:,} hosts: {words}", "fleet", (str(hosts), key), unit, scale, digits)
+    for hosts in (100, 1_000, 10_000)
+    for key, words, unit, scale, digits in (
+        ("commands_per_s", "commands to Redis", "a second", 1.0, 0),
+        ("host_bytes", "traffic of a host with Redis", "kB/s", 1e-3, 1),
+        ("redis_cpu", "Redis", "% of a core", 100.0, 1),
+        ("leader_cpu", "the leader's daemon", "% of a core", 100.0, 1),
+        ("leader_mb", "its memory", "MB", 1.0, 0),
+        ("loss_s", "a worker's end to the stored plan", "ms", 1000.0, 0),
+        ("loss_p99_s", "99th percentile of that", "ms", 1000.0, 0),
+        ("drain_s", "a drain request to the stored plan", "ms", 1000.0, 0),
+        ("drain_p99_s", "99th percentile of that", "ms", 1000.0, 0),
+        ("start_s", "first heartbeats to all jobs formed", "s", 1.0, 1),
+        ("leader_loss_s", "a worker's end just after the leader's, to the plan", "s", 1.0, 1),
+        ("emptied_s", "Redis emptied to all jobs back", "s", 1.0, 1),
+    )
+]
+ELASTIC = [
+    Row(words, "elastic", (name,))
+    for name, words in (
+        ("elastic: downtime after two kills", "goes on: downtime of two kills, beyond one step"),
+        ("holds: downtime after two kills", "holds: the same, workers started again at once"),
+        ("elastic: step of four workers", "step of four workers"),
+        ("elastic: step of two workers", "step of two workers with two ranks each"),
+        ("elastic: pause of a move back", "pause of a move back, beyond one step"),
+    )
+]
+
+
 def collectives() -> str:
     """All-reduce by size and backend."""
     lines = [
@@ -317,87 +356,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures-memory": lambda: table(MEMORY),
     "figures-daemon": lambda: table(DAEMON),
     "figures-decisions": lambda: table(DECISIONS),
+    "figures-fleet": lambda: table(FLEET),
+    "figures-elastic": lambda: table(ELASTIC),
     "figures-goodput": lambda: table(GOODPUT),
     "figures-collectives": collectives,
-}
-
-
-def _bar(label: str, row: Row, fill: str) -> Bar:
-    found = facts(row)
-    numbers = [row.scale * found[key] for key in ("median", "min", "max")]
-    return Bar(label, numbers[0], numbers[1], numbers[2], fill, f"{numbers[0]:.{row.digits}f}")
-
-
-def chart_of_kills() -> str:
-    """Downtime of a killed worker, beside what people use."""
-    ours, theirs = ("downtime", ("tmd: downtime after kill -9",)), ("peers", ("tmd downtime_s",))
-    return bars(
-        "Downtime of kill -9 beyond one step, 10 M parameters, four ranks",
-        "seconds; bar: median, line: least to greatest; two cores, CPU only; pairs side by side",
-        [
-            _bar("tmd (AMD EPYC)", Row("", *ours, digits=2), OURS),
-            _bar(
-                "torchrun, checkpoint each step",
-                Row("", "downtime", ("torchrun: downtime after kill -9",), digits=2),
-                OTHERS,
-            ),
-            _bar("tmd (Intel Xeon)", Row("", *theirs, digits=2), OURS),
-            _bar("torchft, tuned", Row("", "peers", ("downtime_s",), digits=2), OTHERS),
-        ],
-    )
-
-
-def chart_of_pauses() -> str:
-    """Every planned move as a dot."""
-    rows = []
-    for size in SIZES:
-        for way, words, fill in (("shadow", "live shadow", OURS), ("copy", "stop-and-copy", COPY)):
-            runs = result(_of("pause", way, size))["runs"][f"{way} {size}"]
-            step = statistics.median(run["median_step_s"] for run in runs)
-            label = f"{words}, {size}, step {step:.2f} s"
-            rows.append(Dots(label, [run["pause_s"] for run in runs], fill))
-    return dots(
-        "Pause of a planned move beyond one step",
-        "seconds; dot: one move, line: median; two cores (AMD EPYC), CPU only",
-        rows,
-    )
-
-
-def life_of_a_broken_step() -> str:
-    """One kill in the middle of a step, with the step repeated and with it finished."""
-    panels = [
-        (words, _life(way))
-        for way, words in (
-            ("repeat", "the step is repeated: [shadow] finish_steps = false"),
-            ("hot", "the step goes on: its standby takes the place of rank 3"),
-        )
-    ]
-    return lanes(
-        "kill -9 of rank 3, which a hot standby follows, at 10 M parameters",
-        "green: a step; red: a discarded one; pale: wait for the vote, and optimizer; "
-        "two cores (AMD EPYC), CPU only",
-        panels,
-        "kill",
-        1.2,
-    )
-
-
-def _life(way: str) -> list[Span]:
-    runs = result("hot")["runs"][f"{way} 10M"]
-    spans = []
-    for rank, step, counts, began, computed, ended in runs[len(runs) // 2]["life"]:
-        if ended > -0.3 and began < 1.2:
-            fill, pale = (OURS, "#aceebb") if counts else ("#cf222e", "#ffcecb")
-            lane, begin = f"rank {rank}", max(began, -0.3)
-            spans += [
-                Span(lane, begin, max(computed, begin), fill, str(step)),
-                Span(lane, max(computed, begin), ended, pale),
-            ]
-    return spans
-
-
-PICTURES: dict[str, Callable[[], str]] = {
-    "kills": chart_of_kills,
-    "pauses": chart_of_pauses,
-    "broken-step": life_of_a_broken_step,
 }

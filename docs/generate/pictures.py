@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from docs.generate import figures, machines, sequences
+from docs.generate import charts, machines, sequences
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 PICTURES: dict[str, Callable[[], str]] = {
@@ -18,7 +18,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "generation": machines.generation_picture,
     "step": machines.step_picture,
     **{name: partial(sequences.picture, name) for name in sequences.PAGES},
-    **figures.PICTURES,
+    **charts.PICTURES,
 }
 
 
