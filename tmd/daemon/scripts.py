@@ -10,6 +10,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, NoScriptError
 
+from tmd.core.values.reasons import in_words
 from tmd.daemon.lua import lean
 
 
@@ -35,7 +36,7 @@ class Scripts:
                 pass
             except NoPermissionError as error:
                 # A script that was denied a command may have run in part.
-                if "'evalsha'" not in str(error):
+                if "'evalsha'" not in in_words(error):
                     raise
                 # A Redis user that an earlier release of tmd has created may call EVAL only.
                 self._only_texts = True
