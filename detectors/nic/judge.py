@@ -49,7 +49,7 @@ class NicFindings:
     def __init__(self, rules: NicRules) -> None:
         self._rules = rules
         self._ports: dict[str, _Memory] = {}
-        """By identity."""
+        """What is remembered of each port, by its identity."""
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""

@@ -37,7 +37,7 @@ class SwitchError(Struct):
 
     signal: Signal
     seen: float
-    """By the detector's clock."""
+    """When it was last seen, on the detector's clock."""
     links: list[int] = []
     unreported: int = 0
     """Reports since the last signal."""

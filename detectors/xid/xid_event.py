@@ -18,6 +18,6 @@ class XidEvent(NamedTuple):
     gpus: int = 0
     """Number of GPUs whose events are received: only the first line has it."""
     deaf: tuple[str, ...] = ()
-    """With it: the other GPUs, each with the reason."""
+    """GPUs whose events are not received, each with the reason. Only the first line has it."""
     ended: str = ""
     """Why the listener ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -218,6 +219,41 @@ def test_by_default_a_broken_step_is_computed_to_its_end() -> None:
 
     assert job.passes == WHOLE
     assert job.results == ONCE
+
+
+def accumulated(breaks_in: int | None) -> tuple[list[StepResult | None], list[Tensor]]:
+    """Train with two batches a step, the first without communication, and with a BatchNorm; a step
+    breaks after the forward pass of one of its batches. The results, and the state at the end."""
+    torch.manual_seed(0)
+    hooks, results = Hooks(), list[StepResult | None]()
+    session = Session(hooks)
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model = DistributedDataParallel(net, bucket_cap_mb=0.0001)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    session.register(model=model, optimizer=optimizer)
+    draw = torch.Generator().manual_seed(1)
+    batches = [torch.randn(3, 4, generator=draw) for _ in range(10)]
+    for pair in session.batches(batches, accumulate=2, leave_early=True):
+        with session.step() as step:
+            optimizer.zero_grad()
+            for number, batch in enumerate(pair):
+                with model.no_sync() if number == 0 else nullcontext():
+                    out = model(batch)
+                    if len(results) == SETTLED and number == breaks_in:
+                        hooks.present.broken = True
+                    out.square().sum().backward()
+            optimizer.step()
+        results.append(step.result)
+    return results, [*net.parameters(), *net.buffers()]
+
+
+@pytest.mark.parametrize("breaks_in", [0, 1])
+def test_accumulated_gradients_and_buffers_are_those_of_an_undisturbed_job(breaks_in: int) -> None:
+    results, state = accumulated(breaks_in)
+    _, undisturbed = accumulated(None)
+
+    assert results == ONCE
+    assert all(map(torch.equal, state, undisturbed))
 
 
 def test_a_compiled_model_trains_on() -> None:

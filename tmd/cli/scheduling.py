@@ -26,7 +26,7 @@ PAGE = 1000
 Step = tuple[str, Callable[[], Awaitable[None]]]
 """A change in words, and what makes it."""
 Outcome = tuple[Sequence[str], Sequence[str]]
-"""Of one look, in sentences: what is left as it is, and each change that failed."""
+"""The result of one look, in sentences: what stays as it is, and each change that failed."""
 
 
 class SchedulerError(TmdError):

@@ -33,7 +33,7 @@ class Grounds(NamedTuple):
 
     record: JobRecord | None
     hosts: tuple[HostStatus | None, ...]
-    """Of its workers and of its record; ``None`` for a silent one."""
+    """The hosts of the job's workers and of its record. ``None`` stands for a silent host."""
     rest: tuple[object, ...]
     """Requests, and what any host reports of its end or fault."""
     verdicts: Sequence[Verdict]

@@ -52,7 +52,7 @@ class Journal:
         self._retry_s = retry_s
         self._disk: _Disk | None = None
         self._memory: Ledger | None = None
-        """In use while the disk is not."""
+        """The ledger that is used while the disk cannot be."""
         self._retry_at = 0.0
         self._abandoned: list[_Disk] = []
         """Disks that did not answer; while one is stuck, no other is tried."""

@@ -46,7 +46,7 @@ class LossLedger:
     def __init__(self) -> None:
         self._pending: dict[str, Counter[str]] = {}
         self._attempts: dict[str, list[Attempt]] = {}
-        """By job, those of which it is not known whether they were stored."""
+        """By job: attempts of which it is not known whether they were stored."""
 
     def add(self, job: str, cause: LossCause, rank_seconds: float) -> None:
         if rank_seconds > 0:

@@ -52,7 +52,7 @@ class Replica(Enum):
 
 
 class Replication:
-    """Of one connection pool."""
+    """Replication of the writes of one connection pool."""
 
     def __init__(self, client: Redis, scripts: Scripts, wait_s: float) -> None:
         self._client, self._scripts = client, scripts

@@ -32,7 +32,7 @@ class Known(NamedTuple):
 
 class Statuses(NamedTuple):
     hosts: tuple[HostStatus, ...]
-    """In the order of their names."""
+    """Sorted by host name."""
     unread: tuple[str, ...]
     """Hosts whose status this version cannot decode."""
 

@@ -198,7 +198,7 @@ class Runner:
             self.lane.run(self._catch_up_alone, inline=False)
 
     def _catch_up_alone(self) -> None:
-        """In case no operation of this group waits."""
+        """Catch up if no operation of this group is waiting, which would do it."""
         step, standing = self.fabric.step, self.fabric.standing
         if standing is None or not step.enter():
             return

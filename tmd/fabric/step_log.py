@@ -134,7 +134,7 @@ class StepLog:
         self._bound = bound
         self._copies = Copies(bound)
         self._kept: dict[int, KeptCall] = {}
-        """By number of the operation, without gaps."""
+        """Kept calls by the number of their operation. The numbers have no gaps."""
         self.behind: deque[KeptCall] = deque()
         """Complete operations that another rank has not completed: they run once more."""
         self._bytes = 0

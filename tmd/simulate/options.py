@@ -83,7 +83,7 @@ class Source(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The source of the failures, as shown in the output."""
         return failures.table_named(self.table).source if self.file is None else str(self.file)
 
     def trace(self, job: Job, standbys: int, seed: int) -> tuple[Fault, ...]:

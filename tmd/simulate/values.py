@@ -79,7 +79,7 @@ class Way(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The kind and the number of standbys, as shown in tables."""
         return f"{self.kind}, {self.standbys}"
 
 

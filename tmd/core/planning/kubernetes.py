@@ -47,7 +47,7 @@ class Condition(Struct, frozen=True):
 
     @property
     def code(self) -> str:
-        """Of the finding for which it is ``False``."""
+        """The code of the finding for which the condition is ``False``."""
         return self.message.partition(":")[0]
 
 

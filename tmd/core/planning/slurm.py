@@ -46,7 +46,7 @@ class Node(Struct, frozen=True):
 
     @property
     def code(self) -> str:
-        """Of the finding for which it is drained, if it is drained for one."""
+        """The code of the finding for which tmd drained the node. Empty if there is none."""
         return self.reason.removeprefix(REASON).partition(":")[0]
 
     @property

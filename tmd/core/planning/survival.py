@@ -19,7 +19,7 @@ from tmd.core.values.snapshots import newest_whole
 from tmd.core.values.view_checks import left_alone
 
 Statuses = Mapping[str, WorkerStatus]
-"""By worker."""
+"""Statuses by worker."""
 
 
 class LossOutlook(StrEnum):

@@ -31,7 +31,7 @@ class Rollback(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The rollback in a sentence for operators."""
         steps = "1 step is" if self.repeats == 1 else f"{self.repeats} steps are"
         return f"rolled back to step {self.step}, {steps} repeated"
 

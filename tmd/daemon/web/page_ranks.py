@@ -13,7 +13,7 @@ class Ranks(Struct, frozen=True):
     """The latest report of each rank of a job."""
 
     statuses: tuple[WorkerStatus | None, ...]
-    """By rank; ``None`` without a heartbeat."""
+    """Indexed by rank. ``None`` stands for a rank without a heartbeat."""
 
     @property
     def heard(self) -> list[WorkerStatus]:

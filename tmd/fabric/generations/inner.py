@@ -22,7 +22,7 @@ class Request(NamedTuple):
     membership: Membership
     wanted: Wanted
     device: torch.device | None = None
-    """Of the tensors with which this worker has used the group; ``None`` if it has not."""
+    """The device of the tensors that this worker has used in the group; ``None`` without any."""
     round: int = 0
     """Counts the builds of one epoch: in an earlier one no member needed the group."""
 

@@ -40,7 +40,7 @@ class Repeatables:
     ) -> None:
         self._cycle, self._boundary, self._begin = cycle, boundary, begin
         self.known: dict[str, Repeatable[Any]] = {}
-        """By name."""
+        """All repeatable functions by name."""
         self.begun = False
         """Whether a ``batches()`` call has begun."""
         self._ran = False

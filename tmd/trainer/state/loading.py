@@ -79,7 +79,7 @@ def loads_in_turn(loader: object, batch_size: int) -> bool:
 
 
 def _start(own: Callable[[int], None] | None, number: int) -> None:
-    """In the worker process."""
+    """Runs first in the worker process."""
     before_each_batch(_apply_seed)
     if own is not None:
         own(number)

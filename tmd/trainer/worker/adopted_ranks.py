@@ -58,7 +58,7 @@ class AdoptedRanks:
 
     def _drain(self) -> None:
         """Wait for what the script has called in this pass. If that does not end, the epoch is
-        abandoned: this worker cannot tell what the others have got of it."""
+        abandoned: this worker cannot tell which results of it the others have received."""
         try:
             self._fabric.drain()
         except LinkError as error:
