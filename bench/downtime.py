@@ -166,11 +166,11 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
     failover_rest = row("  downtime less copy", failovers, "beyond_copy_s")
     row("tmd: pause of a drain", drains, "pause_s", "beyond one step")
     row("  copy of the state", drains, "copy_s")
+    drain_rest = row("  pause less copy", drains, "beyond_copy_s")
     early = [e for e in runs["left early"] if e["kind"] == "failover"]
     left = row("tmd, left early: downtime after kill -9", early, "downtime_s", "beyond one step")
     figures["left early: prepare"] = each([e["split"] for e in early], "prepare")
     report.row("  prepare, left early", figures["left early: prepare"], "the broken step's rest")
-    drain_rest = row("  pause less copy", drains, "beyond_copy_s")
     speed = row("copy in GB/s, both", runs["tmd"], "copy_gb_s", "not seconds")
     row("tmd: median step", runs["tmd"], "median_step_s", "before an event")
     theirs = row("torchrun: downtime after kill -9", runs["torchrun"], "downtime_s", "same")

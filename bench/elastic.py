@@ -16,9 +16,7 @@ as long here as one of four workers, and not twice as long as on hosts of their 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import tempfile
 import time
 from collections.abc import Iterable
@@ -28,10 +26,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.downtime import PATIENCE_S, RANKS, TINY, run_on
-from bench.measure import Report, each, in_turn, options, summary
+from bench.downtime import PATIENCE_S, RANKS, TINY, kill, run_on
+from bench.measure import Report, commit_times, each, in_turn, options, summary
 from tmd import embedded
-from tmd.core.values.model import FINAL, ClusterView, MigrationPlan, Phase, PlanKind
+from tmd.core.planning.migration import is_live
+from tmd.core.values.model import ClusterView, MigrationPlan, Phase, PlanKind
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, workers
 from tmd.demo.report import DemoTrace, gap_s, read_trace
@@ -47,8 +46,7 @@ def trains_with(adopted: int) -> Any:
 
     def holds(view: ClusterView) -> bool:
         job = view.jobs[0]
-        live = job.plan is not None and job.plan.phase not in FINAL
-        return not live and len(job.membership.adopted) == adopted
+        return not is_live(job.plan) and len(job.membership.adopted) == adopted
 
     return holds
 
@@ -69,7 +67,7 @@ async def kill_two(cluster: LocalCluster) -> tuple[list[str], float]:
     since = time.time()
     for host in lost:
         assert host is not None
-        os.kill(host.workers[-1].pid, signal.SIGKILL)
+        await kill(cluster, host)
     return [host.host for host in lost if host is not None], since
 
 
@@ -90,14 +88,6 @@ async def disturbed(
     return since, view.jobs[0].history
 
 
-def commits(lines: Iterable[dict[str, Any]]) -> list[float]:
-    """When the last rank committed each step."""
-    times: dict[int, float] = {}
-    for line in lines:
-        times[line["step"]] = max(line["at"], times.get(line["step"], 0.0))
-    return sorted(times.values())
-
-
 def facts(
     trace: DemoTrace, plans: tuple[MigrationPlan, ...], since: float, elastic: bool
 ) -> dict[str, Any]:
@@ -108,8 +98,8 @@ def facts(
     first_epoch = min(line["epoch"] for line in lines)
     before = [line for line in lines if line["epoch"] == first_epoch]
     last = max(line["step"] for line in before)
-    after = commits(line for line in lines if line["step"] > last)
-    full_s = median(b - a for a, b in pairwise(commits(before)[-STEPS:]))
+    after = commit_times(line for line in lines if line["step"] > last)
+    full_s = median(b - a for a, b in pairwise(commit_times(before)[-STEPS:]))
     found: dict[str, Any] = {
         "downtime_s": after[0] - since - full_s,
         "step_s": full_s,
@@ -126,7 +116,7 @@ def facts(
 
 def usual_before(lines: Iterable[dict[str, Any]], plan: MigrationPlan) -> float:
     """The median step in the epoch that ``plan`` ends."""
-    before = commits(line for line in lines if line["epoch"] == plan.old.epoch)
+    before = commit_times(line for line in lines if line["epoch"] == plan.old.epoch)
     return median(b - a for a, b in pairwise(before[-STEPS:]))
 
 

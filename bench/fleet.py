@@ -33,7 +33,7 @@ from typing import Any
 from msgspec import structs
 from redis import Redis
 
-from bench.fleet_hosts import SPARE, jobs_of, status
+from bench.fleet_hosts import SPARE, job_of, status
 from bench.hosts import NONE, TICKS_S, Daemon, Lab, cpu_s, memory, running
 from bench.measure import Report, each, options
 from tmd import embedded
@@ -239,7 +239,7 @@ def order(speaking: subprocess.Popen[bytes], *words: int) -> None:
 
 async def lose(store: RedisStore, speaking: subprocess.Popen[bytes], job: int) -> Undo:
     """The launcher of a host sees the end of a worker."""
-    concerned = jobs_of((job + 1) * PER_JOB, PER_JOB)[job]
+    concerned = job_of(job, PER_JOB)
     host = random.randrange(PER_JOB - SPARE)
 
     async def undo() -> None:
@@ -252,7 +252,7 @@ async def lose(store: RedisStore, speaking: subprocess.Popen[bytes], job: int) -
 
 
 async def drain(store: RedisStore, job: int) -> Undo:
-    host = jobs_of((job + 1) * PER_JOB, PER_JOB)[job].hosts[random.randrange(PER_JOB - SPARE)]
+    host = job_of(job, PER_JOB).hosts[random.randrange(PER_JOB - SPARE)]
 
     async def undo() -> None:
         await store.undrain(host)

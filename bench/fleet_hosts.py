@@ -39,12 +39,14 @@ class Job(NamedTuple):
         return (len(self.hosts) - SPARE) * WORKERS
 
 
+def job_of(number: int, per_job: int) -> Job:
+    """The job ``number``, on ``per_job`` hosts."""
+    return Job(f"job-{number}", tuple(f"host-{number}-{h:02}" for h in range(per_job)))
+
+
 def jobs_of(hosts: int, per_job: int) -> list[Job]:
     """``hosts`` hosts in jobs of ``per_job``, in the order of their names."""
-    return [
-        Job(f"job-{j}", tuple(f"host-{j}-{h:02}" for h in range(per_job)))
-        for j in range(hosts // per_job)
-    ]
+    return [job_of(number, per_job) for number in range(hosts // per_job)]
 
 
 def worker(job: Job, host: str, place: int) -> str:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, run_on
-from bench.measure import Report, options, summary
+from bench.measure import Report, commit_times, options, summary
 from tmd import embedded
 from tmd.config import Settings
 from tmd.core.values.model import FINAL, ClusterView, Phase
@@ -56,10 +56,7 @@ class Commits:
     """When the last rank committed each step."""
 
     def __init__(self, trace: DemoTrace) -> None:
-        times: dict[int, float] = {}
-        for (_, step), line in trace.commits.items():
-            times[step] = max(line["at"], times.get(step, 0.0))
-        self.at = sorted(times.values())
+        self.at = commit_times(trace.commits.values())
 
     def within(self, begin: float, end: float) -> int:
         """Steps committed in this time."""

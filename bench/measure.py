@@ -54,6 +54,14 @@ def summary(values: Iterable[float]) -> dict[str, float]:
     return {"median": middle, "min": min(found), "max": max(found), "n": len(found)}
 
 
+def commit_times(lines: Iterable[Mapping[str, Any]]) -> list[float]:
+    """When the last rank committed each step, by the lines of a :class:`DemoTrace`."""
+    times: dict[int, float] = {}
+    for line in lines:
+        times[line["step"]] = max(line["at"], times.get(line["step"], 0.0))
+    return sorted(times.values())
+
+
 def shown(facts: Mapping[str, float], scale: float = 1.0, digits: int = 3) -> str:
     """``median (min to max)``."""
     if not facts["n"]:

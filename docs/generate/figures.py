@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +67,23 @@ def table(rows: list[Row]) -> str:
 
 
 def of_size(file: str, way: str, size: str) -> str:
+    """The file of a model of ``size``: that of 10M parameters bears no size in its name."""
     return file if size == "10M" else f"{file}_{size}"
+
+
+def by_size(
+    file: str,
+    noun: str,
+    sizes: Iterable[int],
+    figures: Iterable[tuple[str, str, str, float, int]],
+    *between: str,
+) -> list[Row]:
+    """Rows of ``figures`` (key, words, unit, scale, digits) for each size in ``file``."""
+    return [
+        Row(f"{size:,} {noun}: {words}", file, (str(size), *between, key), unit, scale, digits)
+        for size in sizes
+        for key, words, unit, scale, digits in figures
+    ]
 
 
 def pauses() -> str:
@@ -230,16 +246,18 @@ LAYOUTS = [
         )
     ),
 ]
-GROWTH = [
-    Row(f"{ranks} ranks: {words}", "growth", (ranks, "with new links", name), unit, scale, digits)
-    for ranks in ("4", "32")
-    for name, words, unit, scale, digits in (
+GROWTH = by_size(
+    "growth",
+    "ranks",
+    (4, 32),
+    (
         ("links", "links opened", "links", 1.0, 0),
         ("handshake_bytes", "bytes of handshakes", "bytes", 1.0, 0),
         ("preparation_s", "CPU while it prepares", "ms", 1000.0, 2),
         ("switch_s", "CPU at the switch", "ms", 1000.0, 2),
-    )
-]
+    ),
+    "with new links",
+)
 MEMORY = [
     Row(label, file, (runs, "stayers_growth_bytes"), "MB", digits=1)
     for label, file, runs in (
@@ -272,10 +290,11 @@ DAEMON = [
     Row("another line heard after the flood", "daemon", ("heard_s",), "ms", 1000.0, 0),
 ]
 
-DECISIONS = [
-    Row(f"{int(ranks):,} ranks: {words}", "decisions", (ranks, key), unit, scale, digits)
-    for ranks in ("1024", "16384")
-    for key, words, unit, scale, digits in (
+DECISIONS = by_size(
+    "decisions",
+    "ranks",
+    (1_024, 16_384),
+    (
         ("form", "form the job", "ms", 1000.0, 1),
         ("policy", "ask a policy about a lost worker", "ms", 1000.0, 1),
         ("steer", "open the failover", "ms", 1000.0, 1),
@@ -288,20 +307,19 @@ DECISIONS = [
         ("rest_mb", "record at rest", "MB", 1.0, 2),
         ("move_mb", "record in a move", "MB", 1.0, 2),
         ("change_kb", "change that opens the failover", "kB", 1.0, 1),
-    )
-]
+    ),
+)
 GOODPUT = [
     Row("goodput of the job", "goodput", ("measured",), "%", 100.0, 1),
     Row("goodput predicted", "goodput", ("predicted",), "%", 100.0, 1),
     Row("difference, as a share of the measured", "goodput", ("difference",), "%", 100.0, 1),
     Row("the same in 300 s on a slower CPU", "goodput_xeon", ("difference",), "%", 100.0, 1),
 ]
-
-
-FLEET = [
-    Row(f"{hosts:,} hosts: {words}", "fleet", (str(hosts), key), unit, scale, digits)
-    for hosts in (100, 1_000, 10_000)
-    for key, words, unit, scale, digits in (
+FLEET = by_size(
+    "fleet",
+    "hosts",
+    (100, 1_000, 10_000),
+    (
         ("commands_per_s", "commands to Redis", "a second", 1.0, 0),
         ("host_bytes", "traffic of a host with Redis", "kB/s", 1e-3, 1),
         ("redis_cpu", "Redis", "% of a core", 100.0, 1),
@@ -314,8 +332,8 @@ FLEET = [
         ("start_s", "first heartbeats to all jobs formed", "s", 1.0, 1),
         ("leader_loss_s", "a worker's end just after the leader's, to the plan", "s", 1.0, 1),
         ("emptied_s", "Redis emptied to all jobs back", "s", 1.0, 1),
-    )
-]
+    ),
+)
 ELASTIC = [
     Row(words, "elastic", (name,))
     for name, words in (

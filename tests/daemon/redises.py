@@ -25,12 +25,16 @@ def subscriber_url(port: int) -> str:
     return f"redis://tmd-alerts:subscriber@127.0.0.1:{port}/0"
 
 
+def shipped_users() -> str:
+    """The shipped file, with the passwords that the URLs above name."""
+    return ACL.read_text().replace(">CHANGE-ME-TOO", ">subscriber").replace(">CHANGE-ME", ">member")
+
+
 @contextlib.contextmanager
 def guarded(binary: str, folder: Path) -> Iterator[int]:
     """A server with the users of the shipped file; yields its port."""
-    text = ACL.read_text().replace(">CHANGE-ME-TOO", ">subscriber").replace(">CHANGE-ME", ">member")
     users = folder / "users.acl"
-    users.write_text(text)
+    users.write_text(shipped_users())
     with _server(binary, folder, "--aclfile", str(users)) as port:
         yield port
 

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from tests.daemon.redises import ACL, member_url, plain
+from tests.daemon.redises import member_url, plain, shipped_users
 from tmd.daemon.redis_client import connect
 from tmd.daemon.scripts import Scripts
 from tmd.embedded import EmbeddedRedis
@@ -59,7 +59,7 @@ async def test_a_server_that_has_forgotten_a_script_gets_its_text_again(client: 
 async def denied(binary: str, folder: Path, command: str) -> AsyncIterator[tuple[Redis, Redis]]:
     """A member that may not run ``command`` on a server of its own, and one that may do all."""
     users = folder / "users.acl"
-    allowed = ACL.read_text().replace(f"+{command} ", "").replace(">CHANGE-ME ", ">member ")
+    allowed = shipped_users().replace(f"+{command} ", "")
     users.write_text(f"{allowed}\nuser admin on nopass ~* &* +@all\n")
     with plain(binary, folder, "--aclfile", str(users)) as (port, _):
         member = connect(member_url(port), 2.0)

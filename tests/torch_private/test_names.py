@@ -18,6 +18,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from tests.torch_private.hooks import BACKWARD_HOOKS
 from tmd.torch_private import autograd, c10d, ddp, fsdp, loaders, meshes, modules, optimizers
 
 
@@ -42,14 +43,7 @@ def test_ddp_reports_its_buckets_once_they_are_rebuilt() -> None:
     assert ddp.rebuilt_buckets(nn.Linear(2, 2)) is None
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        lambda module: module.weight.register_hook(torch.neg),
-        lambda module: module.register_full_backward_hook(lambda *_: None),
-        lambda module: module.register_full_backward_pre_hook(lambda *_: None),
-    ],
-)
+@pytest.mark.parametrize("hook", BACKWARD_HOOKS)
 def test_backward_hooks_of_a_module_are_found(hook: Callable[[nn.Module], object]) -> None:
     """``_backward_hooks`` and ``_backward_pre_hooks``."""
     module = nn.Linear(2, 2)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
+from tests.torch_private.hooks import BACKWARD_HOOKS
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session, StepResult
 from tmd.trainer.session.early_exit import left_early
@@ -155,11 +156,6 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 WHOLE = [("forward", n) for n in range(LAYERS)] + [("backward", n) for n in reversed(range(LAYERS))]
-BACKWARD_HOOKS: list[Callable[[nn.Linear], object]] = [
-    lambda model: model.weight.register_hook(torch.neg),
-    lambda model: model.register_full_backward_hook(lambda *_: None),
-    lambda model: model.register_full_backward_pre_hook(lambda *_: None),
-]
 ONCE = [StepResult.COMMITTED] * 2 + [StepResult.SPOILT] + [StepResult.COMMITTED] * 3
 
 

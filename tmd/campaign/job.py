@@ -156,8 +156,7 @@ def main() -> None:
     session.register(**told, snapshots=args.snapshots)
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=args.every)
-    early, epochs = args.leave_early, range(args.epochs)
-    calls = (session.batches(loader, leave_early=early) for _ in epochs)
+    calls = (session.batches(loader, leave_early=args.leave_early) for _ in range(args.epochs))
     for inputs, targets in chain.from_iterable(calls):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)

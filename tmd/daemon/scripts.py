@@ -29,9 +29,10 @@ class Scripts:
         After a restart the server does not know the script and runs nothing. A second round trip
         sends the text.
         """
-        if digest(script) in self._sent and not self._only_texts:
+        name = digest(script)
+        if name in self._sent and not self._only_texts:
             try:
-                return await self._client.evalsha(digest(script), len(keys), *keys, *args)
+                return await self._client.evalsha(name, len(keys), *keys, *args)
             except NoScriptError:
                 pass
             except NoPermissionError as error:
@@ -41,7 +42,7 @@ class Scripts:
                 # A Redis user that an earlier release of tmd has created may call EVAL only.
                 self._only_texts = True
         reply = await self._client.eval(lean(script), len(keys), *keys, *args)
-        self._sent.add(digest(script))
+        self._sent.add(name)
         return reply
 
 
