@@ -7,8 +7,10 @@ random times, so that losses meet a job without a standby, which holds. The simu
 costs of the first run and the trace of the second, and nothing else of it but its undisturbed step.
 
 ``goodput``: committed steps times the mean undisturbed step, over the time. The cost of an event is
-the time that is lost in the few steps around it. Here processes that start share the cores with
-those that train, which the simulation does not know: on a busy machine the two differ by more.
+the time that is lost in the few steps around it. Launchers restart workers without the pause that
+doubles with each failure in a row, since workers fail in a row only here. Processes that start
+share the cores with those that train, which the simulation does not know: on a busy machine the two
+differ by more.
 """
 
 from __future__ import annotations
@@ -233,7 +235,11 @@ async def running(folder: Path, args: argparse.Namespace, act: Any) -> tuple[Com
     """One run of the job with ``act``; its commits, and what was done."""
     script = (train.__file__, "--steps", "100000", *(TINY if args.quick else ()))
     with embedded.redis() as redis:
-        spec = ClusterSpec(folder, redis.url, "bench", RANKS, STANDBY, script, max_restarts=99)
+        spec = ClusterSpec(
+            *(folder, redis.url, "bench", RANKS, STANDBY, script),
+            max_restarts=99,
+            restart_delay_s=0.0,
+        )
         async with LocalCluster(spec) as cluster:
             done = await act(cluster, args)
         return Commits(read_trace(cluster.trace)), done

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tmd import wire
 from tmd.joining import Joining, mark
+from tmd.launcher import Launcher, LaunchSpec
 
 CONFIG = """\
 [host]
@@ -278,6 +280,25 @@ def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
     assert "the script failed before it joined" in again
     assert "1.0" in again
     assert "not restarted: --max-restarts is used up" in never
+
+
+@pytest.mark.parametrize(("steady_s", "pauses"), [(0.0, [0.01] * 3), (60.0, [0.01, 0.02, 0.04])])
+def test_the_pause_is_short_again_after_a_worker_that_has_lived_long(
+    tmp_path: Path, steady_s: float, pauses: list[float]
+) -> None:
+    script = "from tmd.joining import mark; mark(); raise SystemExit(1)"
+    spec = LaunchSpec(
+        *("j", "h1", tmp_path / "none.sock", "127.0.0.1", 1, 1),
+        command=(sys.executable, "-c", script),
+        max_restarts=3,
+        restart_delay_s=0.01,
+        steady_s=steady_s,
+    )
+    with capture_logs() as lines:
+        status = Launcher(spec).run()
+
+    assert status == 1
+    assert [line["in_s"] for line in lines if line["event"] == "restarting it"] == pauses
 
 
 # --- a restart that the operating system refuses --------------------------------------------------

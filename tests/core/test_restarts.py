@@ -1,21 +1,43 @@
-"""The pause before a launcher restarts a worker."""
+"""The restarts of a slot, and the pause before each."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.planning.restarts import LEAST_UNJOINED_S, LONGEST_S, pause_s
+from tmd.core.planning.restarts import LEAST_UNJOINED_S, LONGEST_S, STEADY_S, Restarts
 
 
 def test_each_pause_is_twice_as_long_up_to_a_bound() -> None:
-    assert [pause_s(n, 1.0, joined=True) for n in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    pauses, restarts = [], Restarts()
+    for _ in range(7):
+        restarts = restarts.ended(STEADY_S - 1, joined=True)
+        pauses.append(restarts.pause_s(1.0, joined=True))
+        restarts = restarts.again()
+
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
 
 
-@given(restarts=st.integers(0, 10**6), first=st.floats(0, 1000), joined=st.booleans())
+def test_a_worker_that_lived_long_ends_the_row() -> None:
+    """Hosts that lose a worker once a month do not fail in a row."""
+    restarts = Restarts(done=6, in_a_row=6).ended(STEADY_S, joined=True)
+
+    assert restarts == Restarts(done=6, in_a_row=0)
+    assert restarts.pause_s(1.0, joined=True) == 1.0
+    assert restarts.again() == Restarts(done=7, in_a_row=1)
+
+
+def test_a_script_that_takes_long_to_fail_before_it_joins_fails_in_a_row() -> None:
+    """Imports may take minutes of a core."""
+    restarts = Restarts(done=3, in_a_row=3)
+
+    assert restarts.ended(10 * STEADY_S, joined=False) == restarts
+
+
+@given(in_a_row=st.integers(0, 10**6), first=st.floats(0, 1000), joined=st.booleans())
 def test_a_script_that_never_joins_is_not_tried_in_a_hot_loop(
-    restarts: int, first: float, joined: bool
+    in_a_row: int, first: float, joined: bool
 ) -> None:
     """For any requested delay; a worker that was part of the job restarts as requested."""
-    pause = pause_s(restarts, first, joined=joined)
+    pause = Restarts(in_a_row, in_a_row).pause_s(first, joined=joined)
 
     assert pause <= LONGEST_S
     assert pause >= (min(first, LONGEST_S) if joined else LEAST_UNJOINED_S)

@@ -50,7 +50,7 @@ LAZY = {
         "tmd.demo.main:demo",
         "Try tmd on this machine: break a training job and watch it continue.",
     ),
-    "launch": ("tmd.launch:launch", "Start this host's workers of a job."),
+    "launch": ("tmd.cli.launching:launch", "Start this host's workers of a job."),
     "simulate": (
         "tmd.simulate.main:simulate",
         "Compare ways to go on after a loss, in virtual time.",

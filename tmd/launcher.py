@@ -1,4 +1,4 @@
-"""``tmd launch``: start the workers of this host for a job, end them, restart them.
+"""Starts the workers of this host for a job, ends them, restarts them: ``tmd launch``.
 
 The launcher talks to the daemon over its socket. It runs as the user, in the user's cgroup. The
 daemon can only order it to kill a worker. The launcher reports how each worker ended.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shlex
 import signal
 import socket
 import subprocess
@@ -19,23 +18,17 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import NamedTuple
 
 import structlog
-import typer
 from msgspec import Struct
 
 from tmd import wire
-from tmd.command import attached, command_of, missing
-from tmd.config import load
-from tmd.core.planning.restarts import pause_s
+from tmd.core.planning.restarts import STEADY_S, Restarts
 from tmd.core.values.environment import FOREIGN, Slot, announced
-from tmd.core.values.errors import ConfigError, WireError
+from tmd.core.values.errors import WireError
 from tmd.core.values.model import Exit
-from tmd.core.values.names import wrong_name
-from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words
-from tmd.daemon import logs
 from tmd.joining import Joining
 from tmd.signals import signals
 from tmd.starting import CannotStart, start
@@ -46,8 +39,8 @@ GRACE_S = 5.0
 NOT_STARTED = 2
 """Exit status when the command of a worker cannot be started."""
 RESTART_S = 1.0
-"""Pause before a worker is restarted; doubled each time. Importing torch keeps a core busy for
-seconds, which a recovery on this host needs first."""
+"""Pause before a worker is restarted; doubled with each failure in a row. Importing torch keeps a
+core busy for seconds, which a recovery on this host needs first."""
 JOIN_S = 60.0
 """A script that has not called ``join()`` after this time is warned about; imports take long."""
 
@@ -71,8 +64,20 @@ class LaunchSpec(Struct, frozen=True):
     command: tuple[str, ...]
     max_restarts: int
     restart_delay_s: float = RESTART_S
+    steady_s: float = STEADY_S
+    """See :data:`STEADY_S`."""
     trace: Path | None = None
     log_dir: Path | None = None
+
+
+class Child(NamedTuple):
+    """A running worker."""
+
+    worker: str
+    slot: int
+    process: subprocess.Popen[bytes]
+    since: float
+    """When it was started (monotonic)."""
 
 
 class Launcher:
@@ -81,8 +86,8 @@ class Launcher:
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
         self._selector = selectors.DefaultSelector()
-        self._children: dict[int, tuple[str, int, subprocess.Popen[bytes]]] = {}
-        self._restarts = [0] * spec.local_size
+        self._children: dict[int, Child] = {}
+        self._restarts = [Restarts()] * spec.local_size
         self._due: dict[int, float] = {}
         """Slots to restart, and the time."""
         self._exits: list[Exit] = []
@@ -126,15 +131,17 @@ class Launcher:
         spec = self._spec
         worker = f"{spec.host}/{spec.job}/{slot}.{uuid.uuid4().hex[:6]}"
         log_file = spec.log_dir and spec.log_dir / f"{worker.replace('/', '_')}.log"
-        child, pidfd = start(spec.command, self._environment(worker, slot), log_file)
-        self._awaited[worker] = time.monotonic() + JOIN_S
-        self._children[pidfd] = (worker, slot, child)
+        process, pidfd = start(spec.command, self._environment(worker, slot), log_file)
+        now = time.monotonic()
+        self._awaited[worker] = now + JOIN_S
+        self._children[pidfd] = Child(worker, slot, process, now)
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
         self._introduce()
 
     def _environment(self, worker: str, slot: int) -> dict[str, str]:
         spec = self._spec
-        sizes = (spec.world_size, spec.local_size, slot, self._restarts[slot], spec.max_restarts)
+        restarts = self._restarts[slot].done
+        sizes = (spec.world_size, spec.local_size, slot, restarts, spec.max_restarts)
         variables = {
             **{name: value for name, value in os.environ.items() if name not in FOREIGN},
             **announced(Slot(spec.job, *sizes)),
@@ -144,7 +151,7 @@ class Launcher:
             "TMD_WORKER": worker,
             "TMD_WORLD_SIZE": str(spec.world_size),
             "TMD_ADVERTISE": spec.advertise,
-            "TMD_RESTARTS": str(self._restarts[slot]),
+            "TMD_RESTARTS": str(restarts),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         if spec.trace is not None:
@@ -152,10 +159,10 @@ class Launcher:
         return variables
 
     def _reap(self, pidfd: int) -> None:
-        worker, slot, child = self._children.pop(pidfd)
+        worker, slot, process, since = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
-        code = child.wait()
+        code = process.wait()
         self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
         self._tell(wire.Exited(self._exits[-1]))
         self._awaited.pop(worker, None)
@@ -168,6 +175,9 @@ class Launcher:
         if code == 0 and not joined:
             log.warning("the script has ended and " + UNJOINED, worker=worker)
         elif code != 0:
+            lived_s, steady_s = time.monotonic() - since, self._spec.steady_s
+            known = self._restarts[slot].ended(lived_s, joined=joined, steady_s=steady_s)
+            self._restarts[slot] = known
             self._failed(worker, slot, code, joined=joined)
 
     def _failed(self, worker: str, slot: int, code: int, *, joined: bool) -> None:
@@ -179,18 +189,20 @@ class Launcher:
         self, slot: int, status: int, *, joined: bool, facts: Mapping[str, object]
     ) -> None:
         """Restart the slot after a pause. Without restarts left ``status`` counts."""
-        done, allowed = self._restarts[slot], self._spec.max_restarts
-        if done < allowed:
-            pause = pause_s(done, self._spec.restart_delay_s, joined=joined)
-            self._restarts[slot] += 1
+        restarts, allowed = self._restarts[slot], self._spec.max_restarts
+        if restarts.done < allowed:
+            pause = restarts.pause_s(self._spec.restart_delay_s, joined=joined)
+            self._restarts[slot] = restarts.again()
             self._due[slot] = time.monotonic() + pause
-            log.warning("restarting it", in_s=pause, restarts_left=allowed - done - 1, **facts)
+            log.warning(
+                "restarting it", in_s=pause, restarts_left=allowed - restarts.done - 1, **facts
+            )
         else:
             self._worst = max(self._worst, status)
             log.error("not restarted: --max-restarts is used up", max_restarts=allowed, **facts)
 
     def _remind(self) -> None:
-        self._joining.look(worker for worker, _, _ in self._children.values())
+        self._joining.look(child.worker for child in self._children.values())
         now = time.monotonic()
         for worker in [worker for worker, at in self._awaited.items() if at <= now]:
             del self._awaited[worker]
@@ -214,9 +226,9 @@ class Launcher:
                 self._try_again(slot, NOT_STARTED, joined=False, facts=facts)
 
     def _kill_all(self, number: signal.Signals = signal.SIGKILL) -> None:
-        for _, _, child in self._children.values():
+        for child in self._children.values():
             with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
+                child.process.send_signal(number)
 
     # --- one turn of the loop ---------------------------------------------------------------------
 
@@ -269,7 +281,7 @@ class Launcher:
 
     def _introduce(self) -> None:
         # Ended workers too: their exits are reported again after each reconnect.
-        alive = (worker for worker, _, _ in self._children.values())
+        alive = (child.worker for child in self._children.values())
         workers = (*alive, *(known.worker for known in self._exits))
         hello = wire.LauncherHello(wire.VERSION, self._spec.job, os.getpid(), workers, notices=True)
         self._tell(hello)
@@ -303,10 +315,10 @@ class Launcher:
     def _obey(self, message: wire.Message) -> None:
         match message:
             case wire.Kill():
-                for worker, _, child in self._children.values():
-                    if worker == message.worker:
-                        log.warning("killing worker", worker=worker, reason=message.reason)
-                        child.kill()
+                for child in self._children.values():
+                    if child.worker == message.worker:
+                        log.warning("killing worker", worker=child.worker, reason=message.reason)
+                        child.process.kill()
             case wire.LauncherNotice():
                 log.warning("daemon notes", worker=message.worker, text=message.text)
             case wire.Rejected():
@@ -324,62 +336,3 @@ def _messages(inbox: bytearray) -> Iterator[wire.Message]:
         body = bytes(inbox[wire.HEADER_SIZE : end])
         del inbox[:end]
         yield wire.decode(body)
-
-
-def launch(
-    script: Annotated[
-        list[str],
-        typer.Argument(help="Training script (or -m MODULE, or a program) and its arguments."),
-    ],
-    job: Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")],
-    nnodes: Annotated[int, typer.Option(min=1, help="Hosts that hold ranks, without standbys.")],
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Workers on this host.")] = 1,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="tmd.toml")] = None,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
-    ] = 3,
-    restart_delay: Annotated[
-        float, typer.Option(min=0, help="Seconds before a first restart; doubled each time.")
-    ] = RESTART_S,
-    trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
-    log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
-    auto: Annotated[
-        bool, typer.Option("--auto", help="Run an unchanged script of a known framework.")
-    ] = False,
-) -> None:
-    """Start this host's workers of a job. The same command on active and standby hosts.
-
-    Exit status: 0 if all workers ended well, 2 if the command cannot be started, else that of a
-    worker that failed and was not restarted.
-    """
-    if why := wrong_name(job):
-        raise ConfigError(f"--job: {why}")
-    command = command_of(attached(script) if auto else script)
-    if why := missing(command):
-        typer.echo(printable(f"tmd launch: {why}"), err=True)
-        raise typer.Exit(NOT_STARTED)
-    settings = load(config)
-    logs.configure(settings.log, host=settings.host.name)
-    spec = LaunchSpec(
-        job=job,
-        host=settings.host.name,
-        socket=settings.host.socket,
-        advertise=settings.host.advertise,
-        world_size=nnodes * nproc_per_node,
-        local_size=nproc_per_node,
-        command=command,
-        max_restarts=max_restarts,
-        restart_delay_s=restart_delay,
-        trace=trace,
-        log_dir=log_dir,
-    )
-    raise typer.Exit(_run(spec))
-
-
-def _run(spec: LaunchSpec) -> int:
-    log.info("launching", job=spec.job, host=spec.host, command=shlex.join(spec.command))
-    try:
-        return Launcher(spec).run()
-    except CannotStart as error:
-        typer.echo(printable(f"tmd launch: {in_words(error)}"), err=True)
-        return NOT_STARTED

@@ -1,0 +1,81 @@
+"""The verb ``launch``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from tmd.cli import output
+from tmd.command import attached, command_of, missing
+from tmd.config import load
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.names import wrong_name
+from tmd.core.values.reasons import in_words
+from tmd.daemon import logs
+from tmd.launcher import NOT_STARTED, RESTART_S, Launcher, LaunchSpec
+from tmd.starting import CannotStart
+
+log = structlog.get_logger("tmd.launch")
+
+
+def launch(
+    script: Annotated[
+        list[str],
+        typer.Argument(help="Training script (or -m MODULE, or a program) and its arguments."),
+    ],
+    job: Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")],
+    nnodes: Annotated[int, typer.Option(min=1, help="Hosts that hold ranks, without standbys.")],
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Workers on this host.")] = 1,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="tmd.toml")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
+    ] = 3,
+    restart_delay: Annotated[
+        float, typer.Option(min=0, help="Seconds before a restart; doubled at each one in a row.")
+    ] = RESTART_S,
+    trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Run an unchanged script of a known framework.")
+    ] = False,
+) -> None:
+    """Start this host's workers of a job. The same command on active and standby hosts.
+
+    Exit status: 0 if all workers ended well, 2 if the command cannot be started, else that of a
+    worker that failed and was not restarted.
+    """
+    if why := wrong_name(job):
+        raise ConfigError(f"--job: {why}")
+    command = command_of(attached(script) if auto else script)
+    if why := missing(command):
+        output.say(f"tmd launch: {why}", err=True)
+        raise typer.Exit(NOT_STARTED)
+    settings = load(config)
+    logs.configure(settings.log, host=settings.host.name)
+    spec = LaunchSpec(
+        job=job,
+        host=settings.host.name,
+        socket=settings.host.socket,
+        advertise=settings.host.advertise,
+        world_size=nnodes * nproc_per_node,
+        local_size=nproc_per_node,
+        command=command,
+        max_restarts=max_restarts,
+        restart_delay_s=restart_delay,
+        trace=trace,
+        log_dir=log_dir,
+    )
+    raise typer.Exit(_run(spec))
+
+
+def _run(spec: LaunchSpec) -> int:
+    log.info("launching", job=spec.job, host=spec.host, command=shlex.join(spec.command))
+    try:
+        return Launcher(spec).run()
+    except CannotStart as error:
+        output.say(f"tmd launch: {in_words(error)}", err=True)
+        return NOT_STARTED
