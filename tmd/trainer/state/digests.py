@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import xxhash
 from torch import Tensor
 
 from tmd.fabric import device
+from tmd.trainer.state.device_digest import device_digest
 from tmd.trainer.state.dtensors import part
 
 Digest = dict[str, str]
@@ -47,6 +48,17 @@ def groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         yield [tensor]
     if run:
         yield run
+
+
+def content(parameters: Iterable[Tensor]) -> Callable[[Tensor], bytes | memoryview]:
+    """What digests of a state cover of a tensor: its bytes, or what a device computes of them.
+
+    ``parameters``: those of the state. If a device holds any of them, its tensors in host memory
+    are treated alike, so that it does not matter where a worker keeps which.
+    """
+    if any(device.current().holds(part(p)) for p in parameters):
+        return lambda tensor: device_digest(part(tensor))
+    return raw
 
 
 def raw(tensor: Tensor) -> memoryview:

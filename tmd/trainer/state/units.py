@@ -7,7 +7,7 @@ and is copied as a whole, between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from msgspec import msgpack
 from torch import Tensor
 
 from tmd.core.values.errors import StateMismatch
-from tmd.trainer.state.digests import Digest, raw
+from tmd.trainer.state.digests import Digest, content, raw
 from tmd.trainer.state.divided import set_values
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
@@ -46,6 +46,8 @@ class Units:
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
+        self.content = content(self.params)
+        """What digests cover of a tensor of this state."""
         self._owner = owned
 
     def name(self, number: int) -> str:
@@ -202,8 +204,8 @@ class Units:
         layout, tensors = flatten(self._besides())
         buffers = (buffer for _, buffer in self._buffers())
         return {
-            BUFFERS: _digest(b"", buffers),
-            OTHERS: _digest(msgpack.encode(layout), tensors),
+            BUFFERS: _digest(b"", buffers, self.content),
+            OTHERS: _digest(msgpack.encode(layout), tensors, self.content),
         }
 
     def _beside(self, param: Tensor, value: Tensor) -> Tensor:
@@ -255,7 +257,7 @@ class UnitDigest:
         layout, tensors = self._units.collect(self._next)
         self._hash.update(msgpack.encode(layout))
         for tensor in tensors:
-            self._hash.update(raw(tensor))
+            self._hash.update(self._units.content(tensor))
         self._trail.append(self._hash.hexdigest()[-DIGITS:])
         self._next += 1
 
@@ -272,7 +274,7 @@ def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
     """
     if op in ("broadcast", "scatter", "barrier", "recv"):
         return ""
-    return _digest(b"", list(inputs))
+    return _digest(b"", inputs, raw)
 
 
 def whole_digest(units: Units, version: int, rest: Digest | None = None) -> Digest:
@@ -284,8 +286,10 @@ def whole_digest(units: Units, version: int, rest: Digest | None = None) -> Dige
     return digest.parts()
 
 
-def _digest(start: bytes, tensors: Iterator[Tensor] | list[Tensor]) -> str:
+def _digest(
+    start: bytes, tensors: Iterable[Tensor], content: Callable[[Tensor], bytes | memoryview]
+) -> str:
     found = xxhash.xxh3_128(start)
     for tensor in tensors:
-        found.update(raw(tensor))
+        found.update(content(tensor))
     return found.hexdigest()

@@ -1,0 +1,23 @@
+"""The digest of a tensor, computed on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tmd.trainer.state.device_digest import WORDS, device_digest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a GPU and a build of torch for it"
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("size", [1, 1001, 2 * WORDS + 3])
+def test_it_has_the_same_bits_as_on_the_cpu(size: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(size).mul(100).to(dtype)
+
+    assert device_digest(tensor.cuda()) == device_digest(tensor)
