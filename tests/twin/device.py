@@ -85,6 +85,10 @@ class Twin(device.Cuda):
         """Wait for the current stream."""
         self.recorder.finish(self.recorder.moment(self._thread.stream))
 
+    def forget(self) -> None:
+        """Take all tensors for ones in host memory from now on."""
+        self._memory.clear()
+
     @contextmanager
     def training(self) -> Iterator[None]:
         """The context of a script: what it makes is in the device's memory."""

@@ -34,6 +34,8 @@ class Recorder:
     races: list[str] = field(default_factory=list)
     ordered: int = 0
     """Accesses that were ordered with running ones of another stream, or found them done."""
+    waits: int = 0
+    """How often a thread has waited for work."""
     _ticks: dict[str, int] = field(default_factory=dict)
     _waited: dict[str, dict[str, int]] = field(default_factory=dict)
     """By stream, then by other stream: the latest work that it has waited for."""
@@ -81,6 +83,7 @@ class Recorder:
     def finish(self, moment: Moment) -> None:
         """A thread has waited for the event."""
         with self._lock:
+            self.waits += 1
             for stream, tick in moment.ticks.items():
                 self._done[stream] = max(tick, self._done.get(stream, 0))
 

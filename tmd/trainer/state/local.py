@@ -17,9 +17,9 @@ from msgspec import msgpack
 from torch import Tensor, nn
 
 from tmd.core.planning.failover import HOLDER_OFFSETS
-from tmd.fabric import device
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
+from tmd.trainer.state.buffers import contents, differing
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Registry, Stateful
 
@@ -118,7 +118,7 @@ class LocalState:
         buffers = self._buffers()
         if size == 1 or not (buffers if self.exchanged is None else self.exchanged):
             return
-        blob = msgpack.encode({name: _bytes(buffers[name]) for name in self._live(buffers)})
+        blob = msgpack.encode(contents({name: buffers[name] for name in self._live(buffers)}))
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
@@ -159,7 +159,7 @@ class LocalState:
     def own(self) -> bytes:
         """A copy of the current buffers that forwards write to."""
         buffers = self._buffers()
-        return msgpack.encode({name: _bytes(buffers[name]) for name in self._live(buffers)})
+        return msgpack.encode(contents({name: buffers[name] for name in self._live(buffers)}))
 
     def adopt(self, blob: bytes) -> None:
         """Replace the buffers by a copy of another rank's."""
@@ -186,11 +186,8 @@ class LocalState:
 
     def _live(self, buffers: dict[str, Tensor]) -> list[str]:
         """Buffers that forwards write to."""
-        self._seen |= {
-            name
-            for name, saved in self._saved.items()
-            if name not in self._seen and not torch.equal(saved, buffers[name])
-        }
+        unseen = {name: saved for name, saved in self._saved.items() if name not in self._seen}
+        self._seen |= differing(unseen, buffers)
         return sorted(self._seen | self._statistics)
 
 
@@ -214,8 +211,3 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    flat = device.current().on_host(tensor.detach()).contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().data)

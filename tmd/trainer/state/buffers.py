@@ -1,0 +1,54 @@
+"""Compares and copies many tensors, with one wait for a device instead of one for each tensor."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from tmd.fabric import device
+
+
+def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[str]:
+    """Names of tensors in ``before`` that are not equal to those in ``now``. NaN equals nothing."""
+    found, comparable = set(), []
+    for name, old in before.items():
+        new = now[name]
+        if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+            found.add(name)
+        elif device.current().holds(new):
+            comparable.append(name)
+        elif not torch.equal(old, new):
+            found.add(name)
+    for names in _by_device(comparable, now):
+        flags = torch.stack([(before[name] != now[name]).any() for name in names])
+        seen = device.current().on_host(flags).tolist()
+        found |= {name for name, differs in zip(names, seen, strict=True) if differs}
+    return found
+
+
+def contents(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """The bytes of each tensor, in the order of ``tensors``."""
+    held = [name for name, tensor in tensors.items() if device.current().holds(tensor)]
+    found = {name: _flat(t).numpy().tobytes() for name, t in tensors.items() if name not in held}
+    for names in _by_device(held, tensors):
+        parts = [_flat(tensors[name]) for name in names]
+        whole = device.current().on_host(torch.cat(parts)).numpy().tobytes()
+        begin = 0
+        for name, own in zip(names, parts, strict=True):
+            found[name] = whole[begin : begin + own.numel()]
+            begin += own.numel()
+    return {name: found[name] for name in tensors}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _by_device(names: Iterable[str], tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    groups: dict[torch.device, list[str]] = defaultdict(list)
+    for name in names:
+        groups[tensors[name].device].append(name)
+    return list(groups.values())
