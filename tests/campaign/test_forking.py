@@ -38,3 +38,22 @@ def test_a_launched_worker_inherits_torch(config: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True "), done.stderr
+
+
+def test_a_worker_that_ends_removes_nothing_of_its_launcher(config: Path, tmp_path: Path) -> None:
+    """The launcher knows by a file in its own folder that a worker has joined."""
+    script = tmp_path / "script.py"
+    script.write_text("from tmd.joining import mark; mark(); raise RuntimeError")
+    verb = ("-P", "-m", "tmd.cli", "launch", "--job", "j", "--nnodes", "1", "--max-restarts", "2")
+    with fork_server(compiler=False) as prefix:
+        done = subprocess.run(
+            (*prefix, sys.executable, *verb, "--restart-delay", "0", "--", str(script)),
+            env={**os.environ, "TMD_CONFIG": str(config)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    ends = [line for line in done.stderr.splitlines() if "worker ended" in line]
+    assert len(ends) == 3, done.stderr
+    assert all("joined=True" in line or '"joined": true' in line for line in ends), ends

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -77,6 +78,8 @@ def _leave_launcher(output: IO[bytes] | None, env: Mapping[str, str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     structlog.reset_defaults()
+    # They would remove the launcher's own folders when this worker ends.
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     logging.getLogger().handlers.clear()
     if output is not None:
         os.dup2(output.fileno(), 1)
