@@ -108,7 +108,7 @@ async def drain(cluster: LocalCluster, host: HostStatus) -> None:
 
 
 async def kill(cluster: LocalCluster, host: HostStatus) -> None:
-    """Kill -9 of a worker; its launcher starts it again, as a standby."""
+    """Kill -9 of a worker."""
     os.kill(host.workers[-1].pid, signal.SIGKILL)
 
 

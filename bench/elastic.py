@@ -64,11 +64,12 @@ async def kill_two(cluster: LocalCluster) -> tuple[list[str], float]:
     view = await cluster.view()
     await asyncio.sleep(random.uniform(0, max(w.step_seconds for w in workers(view))))
     lost = [host_of(view, rank) for rank in random.sample(range(len(RANKS)), LOST)]
+    found = [host for host in lost if host is not None]
+    assert len(found) == LOST
     since = time.time()
-    for host in lost:
-        assert host is not None
+    for host in found:
         await kill(cluster, host)
-    return [host.host for host in lost if host is not None], since
+    return [host.host for host in found], since
 
 
 async def disturbed(

@@ -283,7 +283,7 @@ def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
 
 
 @pytest.mark.parametrize(("steady_s", "pauses"), [(0.0, [0.01] * 3), (60.0, [0.01, 0.02, 0.04])])
-def test_the_pause_is_short_again_after_a_worker_that_has_lived_long(
+def test_the_pause_is_short_again_after_a_worker_that_was_long_in_the_job(
     tmp_path: Path, steady_s: float, pauses: list[float]
 ) -> None:
     script = "from tmd.joining import mark; mark(); raise SystemExit(1)"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,8 +26,9 @@ class Joining:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._joined: set[str] = set()
-        """Workers whose file was seen, which may since have been removed as an old temporary."""
+        self._joined: dict[str, float] = {}
+        """Workers whose file was seen, which may since have been removed as an old temporary, and
+        when it was made (wall clock)."""
 
     def variables(self, worker: str) -> dict[str, str]:
         """Environment of ``worker`` for :func:`mark`."""
@@ -38,13 +40,18 @@ class Joining:
             self.has(worker)
 
     def has(self, worker: str) -> bool:
-        if worker not in self._joined and self._file(worker).exists():
-            self._joined.add(worker)
+        if worker not in self._joined:
+            with contextlib.suppress(OSError):
+                self._joined[worker] = self._file(worker).stat().st_mtime
         return worker in self._joined
+
+    def seconds(self, worker: str) -> float | None:
+        """Seconds since ``worker`` called ``join()``; ``None`` if it has not."""
+        return time.time() - self._joined[worker] if self.has(worker) else None
 
     def forget(self, worker: str) -> None:
         """Forget a worker that has ended."""
-        self._joined.discard(worker)
+        self._joined.pop(worker, None)
 
     def _file(self, worker: str) -> Path:
         return self._folder / worker.replace("/", "_")

@@ -76,8 +76,6 @@ class Child(NamedTuple):
     worker: str
     slot: int
     process: subprocess.Popen[bytes]
-    since: float
-    """When it was started (monotonic)."""
 
 
 class Launcher:
@@ -132,9 +130,8 @@ class Launcher:
         worker = f"{spec.host}/{spec.job}/{slot}.{uuid.uuid4().hex[:6]}"
         log_file = spec.log_dir and spec.log_dir / f"{worker.replace('/', '_')}.log"
         process, pidfd = start(spec.command, self._environment(worker, slot), log_file)
-        now = time.monotonic()
-        self._awaited[worker] = now + JOIN_S
-        self._children[pidfd] = Child(worker, slot, process, now)
+        self._awaited[worker] = time.monotonic() + JOIN_S
+        self._children[pidfd] = Child(worker, slot, process)
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
         self._introduce()
 
@@ -159,7 +156,7 @@ class Launcher:
         return variables
 
     def _reap(self, pidfd: int) -> None:
-        worker, slot, process, since = self._children.pop(pidfd)
+        worker, slot, process = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
         code = process.wait()
@@ -167,7 +164,8 @@ class Launcher:
         self._tell(wire.Exited(self._exits[-1]))
         self._awaited.pop(worker, None)
         self._reminded.discard(worker)
-        joined = self._joining.has(worker)
+        joined_s = self._joining.seconds(worker)
+        joined = joined_s is not None
         self._joining.forget(worker)
         log.info("worker ended", worker=worker, code=code, joined=joined)
         if self._stopping:
@@ -175,9 +173,7 @@ class Launcher:
         if code == 0 and not joined:
             log.warning("the script has ended and " + UNJOINED, worker=worker)
         elif code != 0:
-            lived_s, steady_s = time.monotonic() - since, self._spec.steady_s
-            known = self._restarts[slot].ended(lived_s, joined=joined, steady_s=steady_s)
-            self._restarts[slot] = known
+            self._restarts[slot] = self._restarts[slot].failed(joined_s, self._spec.steady_s)
             self._failed(worker, slot, code, joined=joined)
 
     def _failed(self, worker: str, slot: int, code: int, *, joined: bool) -> None:
@@ -192,7 +188,7 @@ class Launcher:
         restarts, allowed = self._restarts[slot], self._spec.max_restarts
         if restarts.done < allowed:
             pause = restarts.pause_s(self._spec.restart_delay_s, joined=joined)
-            self._restarts[slot] = restarts.again()
+            self._restarts[slot] = restarts.restarted()
             self._due[slot] = time.monotonic() + pause
             log.warning(
                 "restarting it", in_s=pause, restarts_left=allowed - restarts.done - 1, **facts

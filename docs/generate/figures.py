@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,11 +74,14 @@ def of_size(file: str, way: str, size: str) -> str:
 def by_size(
     file: str,
     noun: str,
-    sizes: Iterable[int],
-    figures: Iterable[tuple[str, str, str, float, int]],
+    sizes: Sequence[int],
+    figures: Sequence[tuple[str, str, str, float, int]],
     *between: str,
 ) -> list[Row]:
-    """Rows of ``figures`` (key, words, unit, scale, digits) for each size in ``file``."""
+    """Rows of ``figures`` (key, words, unit, scale, digits) for each size, a number of ``noun``.
+
+    ``between``: the keys in ``file`` between a size and its figures.
+    """
     return [
         Row(f"{size:,} {noun}: {words}", file, (str(size), *between, key), unit, scale, digits)
         for size in sizes

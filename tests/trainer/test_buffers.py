@@ -8,7 +8,7 @@ from msgspec import msgpack
 from torch import nn
 
 from tests.twin.device import Twin
-from tmd.trainer.state.buffers import contents, differing
+from tmd.trainer.state.buffers import bytes_of, differing
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
 
@@ -86,7 +86,7 @@ def test_the_bytes_of_each_tensor_are_its_own(on_device: bool) -> None:
         }
         if not on_device:
             twin.forget()
-        found = contents(tensors)
+        found = bytes_of(tensors)
 
     expected = {
         name: t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -299,7 +299,7 @@ def test_a_step_without_a_block_is_refused() -> None:
     session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
 
     for _ in session.batches([1.0], leave_early=True):
-        with pytest.raises(RuntimeError, match=r"needs 'with session.step\(\)'"):
+        with pytest.raises(RuntimeError, match=r"needs session.step\(\), not session.begin"):
             session.begin()
         break
 

@@ -40,6 +40,8 @@ class Twin(device.Cuda):
         self.recorder = Recorder()
         self.staged = 0
         """Copies in host memory that were requested."""
+        self.staged_bytes = 0
+        """Their size."""
         self._memory: set[int] = set()
         self._thread = _Thread()
 
@@ -58,6 +60,7 @@ class Twin(device.Cuda):
     ) -> Tensor:
         self.staged += 1
         made = torch.empty(tuple(shape), dtype=dtype)
+        self.staged_bytes += made.nbytes
         self._memory.discard(memory_of(made))
         return made
 
@@ -84,6 +87,10 @@ class Twin(device.Cuda):
     def synchronize(self) -> None:
         """Wait for the current stream."""
         self.recorder.finish(self.recorder.moment(self._thread.stream))
+
+    def move_to_host(self, tensor: Tensor) -> None:
+        """Take ``tensor`` for one in host memory from now on."""
+        self._memory.discard(memory_of(tensor))
 
     def forget(self) -> None:
         """Take all tensors for ones in host memory from now on."""

@@ -26,9 +26,9 @@ Talk = Generator[bytes | int, bytes, T]
 
 MAGIC = b"TMDF"
 VERSION = 2
-"""Grows with each change of what workers send to each other or compare: frames, exchanges, digests.
-Workers of different versions never share a job, and the leader gives no rank to one that differs
-(:mod:`tmd.core.planning.peers`); this is the second line."""
+"""Grows with a release that changes what workers send to each other or compare: frames, exchanges,
+digests. Workers of different versions never share a job, and the leader gives no rank to one that
+differs (:mod:`tmd.core.planning.peers`); this is the second line."""
 NONCE = 32
 PROOF = 32
 MAX_HELLO = 2048

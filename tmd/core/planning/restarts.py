@@ -9,7 +9,7 @@ LEAST_UNJOINED_S = 1.0
 """Minimum for a worker that ended before it joined: its script may fail again at once, and each
 import of torch takes seconds of a core."""
 STEADY_S = 60.0
-"""A worker that lived this long did not fail at its start."""
+"""A worker that failed only this long after it had joined ends a row of failures."""
 
 
 class Restarts(Struct, frozen=True):
@@ -18,16 +18,14 @@ class Restarts(Struct, frozen=True):
     done: int = 0
     """All of them. ``--max-restarts`` bounds it."""
     in_a_row: int = 0
-    """Those since a worker last lived for :data:`STEADY_S`. The pause depends on it."""
+    """Those since a row of failures last ended. The pause depends on it."""
 
-    def ended(self, lived_s: float, *, joined: bool, steady_s: float = STEADY_S) -> Restarts:
-        """A worker has failed after ``lived_s`` seconds.
+    def failed(self, joined_s: float | None, steady_s: float = STEADY_S) -> Restarts:
+        """A worker has failed ``joined_s`` seconds after it had joined; ``None``: it never did."""
+        ends = joined_s is not None and joined_s >= steady_s
+        return structs.replace(self, in_a_row=0) if ends else self
 
-        ``joined``: whether it had called ``join()``.
-        """
-        return structs.replace(self, in_a_row=0) if joined and lived_s >= steady_s else self
-
-    def again(self) -> Restarts:
+    def restarted(self) -> Restarts:
         """The slot is started once more."""
         return Restarts(self.done + 1, self.in_a_row + 1)
 

@@ -391,7 +391,7 @@ class Session:
             RuntimeError: not inside ``batches``, or inside one with ``leave_early``.
         """
         if self._cycle.leaves_early:
-            raise RuntimeError("leave_early=True needs 'with session.step()'; remove leave_early")
+            raise RuntimeError("leave_early=True needs session.step(), not session.begin()")
         return self.step().__enter__()
 
     @property

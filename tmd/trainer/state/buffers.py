@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from tmd.fabric import device
+from tmd.trainer.state.digests import PACK_BELOW, raw
+from tmd.trainer.state.dtensors import flat_bytes
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[str]:
@@ -29,22 +32,22 @@ def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[st
     return found
 
 
-def contents(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """The bytes of each tensor, in the order of ``tensors``."""
-    held = [name for name, tensor in tensors.items() if device.current().holds(tensor)]
-    found = {name: _flat(t).numpy().tobytes() for name, t in tensors.items() if name not in held}
-    for names in _by_device(held, tensors):
-        parts = [_flat(tensors[name]) for name in names]
+def bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
+    """The bytes of each tensor, in the order of ``tensors``. Those of a tensor in host memory are
+    its own: they must be used before it changes."""
+    found, small = {}, []
+    for name, tensor in tensors.items():
+        if device.current().holds(tensor) and tensor.nbytes < PACK_BELOW:
+            small.append(name)
+        else:
+            found[name] = raw(tensor)
+    for names in _by_device(small, tensors):
+        parts = [flat_bytes(tensors[name]) for name in names]
         whole = device.current().on_host(torch.cat(parts)).numpy().tobytes()
-        begin = 0
-        for name, own in zip(names, parts, strict=True):
-            found[name] = whole[begin : begin + own.numel()]
-            begin += own.numel()
+        ends = list(accumulate(len(each) for each in parts))
+        for name, begin, end in zip(names, [0, *ends], ends, strict=False):
+            found[name] = memoryview(whole)[begin:end]
     return {name: found[name] for name in tensors}
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _by_device(names: Iterable[str], tensors: Mapping[str, Tensor]) -> list[list[str]]:

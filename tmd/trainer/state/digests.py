@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-import torch
 import xxhash
 from torch import Tensor
 
 from tmd.fabric import device
 from tmd.trainer.state.device_digest import device_digest
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import flat_bytes, part
 
 Digest = dict[str, str]
-"""Hexadecimal digests (xxh3-128) by part of the state."""
+"""Hexadecimal digests (xxh3-128) by part of the state. See :func:`covered`."""
 PACK_BELOW = 1 << 16
-"""Bytes; smaller tensors travel packed into one buffer, for fewer system calls."""
+"""Bytes; smaller tensors travel packed into one buffer, for fewer system calls, and a device
+computes no digests of them."""
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
@@ -50,17 +50,17 @@ def groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         yield run
 
 
-def content(parameters: Iterable[Tensor]) -> Callable[[Tensor], bytes | memoryview]:
-    """What digests of a state cover of a tensor: its bytes, or what a device computes of them.
+def covered(tensor: Tensor, *, on_device: bool) -> bytes | memoryview:
+    """What the digest of a state covers of ``tensor``: its bytes, or the digest of a device.
 
-    ``parameters``: those of the state. If a device holds any of them, its tensors in host memory
-    are treated alike, so that it does not matter where a worker keeps which.
+    ``on_device``: whether a device holds the parameter that it belongs to. Then it does not matter
+    where a worker keeps the tensor itself.
     """
-    if any(device.current().holds(part(p)) for p in parameters):
-        return lambda tensor: device_digest(part(tensor))
-    return raw
+    own = part(tensor)
+    return device_digest(own) if on_device and own.nbytes >= PACK_BELOW else raw(own)
 
 
 def raw(tensor: Tensor) -> memoryview:
-    flat = device.current().on_host(part(tensor)).contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    """The bytes of the part of ``tensor`` that this rank holds, in host memory."""
+    flat = flat_bytes(device.current().on_host(part(tensor)))
+    return flat.numpy().data if flat.numel() else memoryview(b"")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
-from tmd.trainer.state.buffers import contents, differing
+from tmd.trainer.state.buffers import bytes_of, differing
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Registry, Stateful
 
@@ -118,7 +118,7 @@ class LocalState:
         buffers = self._buffers()
         if size == 1 or not (buffers if self.exchanged is None else self.exchanged):
             return
-        blob = msgpack.encode(contents({name: buffers[name] for name in self._live(buffers)}))
+        blob = msgpack.encode(bytes_of({name: buffers[name] for name in self._live(buffers)}))
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
@@ -159,7 +159,7 @@ class LocalState:
     def own(self) -> bytes:
         """A copy of the current buffers that forwards write to."""
         buffers = self._buffers()
-        return msgpack.encode(contents({name: buffers[name] for name in self._live(buffers)}))
+        return msgpack.encode(bytes_of({name: buffers[name] for name in self._live(buffers)}))
 
     def adopt(self, blob: bytes) -> None:
         """Replace the buffers by a copy of another rank's."""

@@ -7,7 +7,7 @@ and is copied as a whole, between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from msgspec import msgpack
 from torch import Tensor
 
 from tmd.core.values.errors import StateMismatch
-from tmd.trainer.state.digests import Digest, content, raw
+from tmd.fabric import device
+from tmd.trainer.state.buffers import bytes_of
+from tmd.trainer.state.digests import Digest, covered, raw
 from tmd.trainer.state.divided import set_values
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
@@ -46,8 +48,6 @@ class Units:
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
-        self.content = content(self.params)
-        """What digests cover of a tensor of this state."""
         self._owner = owned
 
     def name(self, number: int) -> str:
@@ -202,10 +202,9 @@ class Units:
     def digest_of_rest(self) -> Digest:
         """Digests of the buffers and of the other objects; main thread, between steps."""
         layout, tensors = flatten(self._besides())
-        buffers = (buffer for _, buffer in self._buffers())
         return {
-            BUFFERS: _digest(b"", buffers, self.content),
-            OTHERS: _digest(msgpack.encode(layout), tensors, self.content),
+            BUFFERS: _digest(b"", bytes_of(dict(self._buffers())).values()),
+            OTHERS: _digest(msgpack.encode(layout), map(raw, tensors)),
         }
 
     def _beside(self, param: Tensor, value: Tensor) -> Tensor:
@@ -256,8 +255,9 @@ class UnitDigest:
         """Add the next unit, which must still be of this version."""
         layout, tensors = self._units.collect(self._next)
         self._hash.update(msgpack.encode(layout))
+        on_device = device.current().holds(part(self._units.params[self._next]))
         for tensor in tensors:
-            self._hash.update(self._units.content(tensor))
+            self._hash.update(covered(tensor, on_device=on_device))
         self._trail.append(self._hash.hexdigest()[-DIGITS:])
         self._next += 1
 
@@ -274,7 +274,7 @@ def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
     """
     if op in ("broadcast", "scatter", "barrier", "recv"):
         return ""
-    return _digest(b"", inputs, raw)
+    return _digest(b"", map(raw, inputs))
 
 
 def whole_digest(units: Units, version: int, rest: Digest | None = None) -> Digest:
@@ -286,10 +286,8 @@ def whole_digest(units: Units, version: int, rest: Digest | None = None) -> Dige
     return digest.parts()
 
 
-def _digest(
-    start: bytes, tensors: Iterable[Tensor], content: Callable[[Tensor], bytes | memoryview]
-) -> str:
+def _digest(start: bytes, contents: Iterable[memoryview]) -> str:
     found = xxhash.xxh3_128(start)
-    for tensor in tensors:
-        found.update(content(tensor))
+    for content in contents:
+        found.update(content)
     return found.hexdigest()
