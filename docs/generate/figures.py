@@ -316,7 +316,6 @@ GOODPUT = [
     Row("goodput of the job", "goodput", ("measured",), "%", 100.0, 1),
     Row("goodput predicted", "goodput", ("predicted",), "%", 100.0, 1),
     Row("difference, as a share of the measured", "goodput", ("difference",), "%", 100.0, 1),
-    Row("the same in 300 s on a slower CPU", "goodput_xeon", ("difference",), "%", 100.0, 1),
 ]
 FLEET = by_size(
     "fleet",
