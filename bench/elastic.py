@@ -100,7 +100,7 @@ def facts(
     before = [line for line in lines if line["epoch"] == first_epoch]
     last = max(line["step"] for line in before)
     after = commit_times(line for line in lines if line["step"] > last)
-    full_s = median(b - a for a, b in pairwise(commit_times(before)[-STEPS:]))
+    full_s = usual_step(before)
     found: dict[str, Any] = {
         "downtime_s": after[0] - since - full_s,
         "step_s": full_s,
@@ -115,10 +115,14 @@ def facts(
     return found
 
 
+def usual_step(lines: Iterable[dict[str, Any]]) -> float:
+    """The median of the last steps."""
+    return median(b - a for a, b in pairwise(commit_times(lines)[-STEPS:]))
+
+
 def usual_before(lines: Iterable[dict[str, Any]], plan: MigrationPlan) -> float:
     """The median step in the epoch that ``plan`` ends."""
-    before = commit_times(line for line in lines if line["epoch"] == plan.old.epoch)
-    return median(b - a for a, b in pairwise(before[-STEPS:]))
+    return usual_step(line for line in lines if line["epoch"] == plan.old.epoch)
 
 
 def run(folder: Path, script: tuple[str, ...], quiet: int, subject: str) -> dict[str, Any]:

@@ -7,10 +7,10 @@ random times, so that losses meet a job without a standby, which holds. The simu
 costs of the first run and the trace of the second, and nothing else of it but its undisturbed step.
 
 ``goodput``: committed steps times the mean undisturbed step, over the time. The cost of an event is
-the time that is lost in the few steps around it. Launchers restart workers that have joined
-without a pause: it doubles with each failure within a minute, and only here do workers fail so
-often. Processes that start share the cores with those that train, which the simulation does not
-know: on a busy machine the two differ by more.
+the time that is lost in the few steps around it. Launchers restart joined workers at
+once. By default the pause doubles with each failure in a row, and the workers of a real job do not
+fail in a row. Processes that start share the cores with those that train, which the simulation does
+not know: on a busy machine the two differ by more.
 """
 
 from __future__ import annotations

@@ -173,11 +173,12 @@ class Launcher:
         if code == 0 and not joined:
             log.warning("the script has ended and " + UNJOINED, worker=worker)
         elif code != 0:
-            self._restarts[slot] = self._restarts[slot].failed(joined_s, self._spec.steady_s)
-            self._failed(worker, slot, code, joined=joined)
+            self._failed(worker, slot, code, joined_s)
 
-    def _failed(self, worker: str, slot: int, code: int, *, joined: bool) -> None:
-        status = code if code > 0 else 128 - code
+    def _failed(self, worker: str, slot: int, code: int, joined_s: float | None) -> None:
+        """``joined_s``: seconds since it had joined, or ``None``."""
+        self._restarts[slot] = self._restarts[slot].failed(joined_s, self._spec.steady_s)
+        status, joined = code if code > 0 else 128 - code, joined_s is not None
         why = {} if joined else {"why": f"the script failed before it joined: {UNJOINED}"}
         self._try_again(slot, status, joined=joined, facts={"worker": worker, **why})
 

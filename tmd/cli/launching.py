@@ -35,7 +35,7 @@ def launch(
         int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
     ] = 3,
     restart_delay: Annotated[
-        float, typer.Option(min=0, help="Seconds before a restart; doubled up to 30 in a row.")
+        float, typer.Option(min=0, help="Seconds before a restart; failures in a row double it.")
     ] = RESTART_S,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,

@@ -33,8 +33,10 @@ def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[st
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
-    """The bytes of each tensor, in the order of ``tensors``. Those of a tensor in host memory are
-    its own: they must be used before it changes."""
+    """The bytes of each tensor, in the order of ``tensors``.
+
+    The bytes of a tensor in host memory are a view of it: use them before it changes.
+    """
     found, small = {}, []
     for name, tensor in tensors.items():
         if device.current().holds(tensor) and tensor.nbytes < PACK_BELOW:

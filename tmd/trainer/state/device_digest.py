@@ -40,7 +40,9 @@ def _digest(flat: Tensor) -> bytes:
     words = flat[:whole]
     if words.storage_offset() % 4:
         words = words.clone()
-    pieces = [*torch.split(words.view(torch.int32), WORDS), *([flat[whole:]] * (whole < len(flat)))]
+    pieces = list(torch.split(words.view(torch.int32), WORDS))
+    if whole < flat.numel():
+        pieces.append(flat[whole:])
     factors = _factors(flat.device)
     found = torch.zeros(SUMS, dtype=torch.int64, device=flat.device)
     for piece in pieces:

@@ -14,8 +14,8 @@ from tmd.trainer.state.dtensors import flat_bytes, part
 Digest = dict[str, str]
 """Hexadecimal digests (xxh3-128) by part of the state. See :func:`covered`."""
 PACK_BELOW = 1 << 16
-"""Bytes; smaller tensors travel packed into one buffer, for fewer system calls, and a device
-computes no digests of them."""
+"""Bytes. Smaller tensors travel packed into one buffer, for fewer system calls. A device computes
+no digest of them."""
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
@@ -51,10 +51,10 @@ def groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def covered(tensor: Tensor, *, on_device: bool) -> bytes | memoryview:
-    """What the digest of a state covers of ``tensor``: its bytes, or the digest of a device.
+    """What of ``tensor`` enters the digest of a state: its bytes, or a digest of them.
 
-    ``on_device``: whether a device holds the parameter that it belongs to. Then it does not matter
-    where a worker keeps the tensor itself.
+    ``on_device``: whether a device holds the parameter that it belongs to. If so, the digest of a
+    large tensor enters, wherever a worker keeps the tensor itself.
     """
     own = part(tensor)
     return device_digest(own) if on_device and own.nbytes >= PACK_BELOW else raw(own)

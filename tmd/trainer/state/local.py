@@ -118,7 +118,7 @@ class LocalState:
         buffers = self._buffers()
         if size == 1 or not (buffers if self.exchanged is None else self.exchanged):
             return
-        blob = msgpack.encode(bytes_of({name: buffers[name] for name in self._live(buffers)}))
+        blob = self._packed(buffers)
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
@@ -158,8 +158,7 @@ class LocalState:
 
     def own(self) -> bytes:
         """A copy of the current buffers that forwards write to."""
-        buffers = self._buffers()
-        return msgpack.encode(bytes_of({name: buffers[name] for name in self._live(buffers)}))
+        return self._packed(self._buffers())
 
     def adopt(self, blob: bytes) -> None:
         """Replace the buffers by a copy of another rank's."""
@@ -183,6 +182,10 @@ class LocalState:
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
         small = buffer.numel() * buffer.element_size() <= SMALL
         return small or self._steps < 2 or name in self._seen or name in self._statistics
+
+    def _packed(self, buffers: dict[str, Tensor]) -> bytes:
+        """A copy of those of ``buffers`` that forwards write to."""
+        return msgpack.encode(bytes_of({name: buffers[name] for name in self._live(buffers)}))
 
     def _live(self, buffers: dict[str, Tensor]) -> list[str]:
         """Buffers that forwards write to."""
