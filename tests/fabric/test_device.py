@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     names = ("is_initialized", "is_current_stream_capturing", "current_stream")
     for name in (*names, "Event", "Stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(device, "_own_streams", device._OwnStreams())
+    monkeypatch.setattr(device, "_own_streams", {})
     return fake
 
 
@@ -91,6 +92,23 @@ def test_a_copy_comes_after_the_caller_in_a_stream_of_its_own(cuda: Cuda) -> Non
         "host waits for own 1",
     ]
     assert cuda.current == "script"
+
+
+def test_threads_of_one_name_share_a_stream(cuda: Cuda) -> None:
+    """A thread is made for each loss, and torch keeps memory for each stream."""
+    queued = device.Cuda().queued([on_gpu()])
+
+    def copy() -> None:
+        with queued.aside():
+            cuda.said.append(f"{threading.current_thread().name} in {cuda.current}")
+
+    for name in ("digest", "digest", "mirror"):
+        thread = threading.Thread(target=copy, name=name)
+        thread.start()
+        thread.join()
+
+    copies = [each for each in cuda.said if "host waits" not in each]
+    assert copies == ["event in script", "digest in own 1", "digest in own 1", "mirror in own 2"]
 
 
 def test_later_work_can_come_after_another_stream(cuda: Cuda) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD
+from torch.optim import LBFGS, SGD, Optimizer
 
 from tests.trainer.standalone import Script, Voting
+from tests.twin.device import Twin
 from tmd.trainer import DataPlace, Session, StepResult
 from tmd.trainer.session.standalone import StandaloneHooks
 
@@ -257,3 +258,36 @@ def test_an_optimizer_without_gradients_is_named_once(
 
     warned = [r for r in caplog.records if "none of its parameters has a gradient" in r.message]
     assert len(warned) == int(forgotten)
+
+
+@pytest.mark.parametrize(("early", "waits"), [(True, 0), (False, 1)])
+def test_a_loss_recorded_before_the_optimizer_is_read_before_it_runs(
+    early: bool, waits: int
+) -> None:
+    """The device is idle at the vote. A wait after the optimizer would leave it idle once more."""
+    twin = Twin()
+    before = []
+
+    class Noting(Voting):
+        def applying(self, optimizer: Optimizer) -> None:
+            before.append(twin.recorder.waits)
+
+    hooks = Noting()
+    session = Session(hooks)
+    with twin.installed(), twin.training():
+        model = nn.Linear(1, 1)
+        optimizer = SGD(model.parameters(), lr=1.0)
+        session.register(model=model, optimizer=optimizer)
+        for _ in session.batches([1.0]):
+            with session.step() as step:
+                loss = model(torch.ones(1)).sum()
+                loss.backward()
+                if early:
+                    step.record(loss)
+                optimizer.step()
+                if not early:
+                    step.record(loss)
+            after = twin.recorder.waits
+
+    assert step.counts
+    assert after - before[0] == waits

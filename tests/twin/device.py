@@ -180,7 +180,7 @@ class TwinQueued:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        with self._twin.stream(f"of thread {threading.get_ident()}"):
+        with self._twin.stream(f"of threads {threading.current_thread().name}"):
             yield
             self._twin.synchronize()
 

@@ -1,9 +1,10 @@
 """The device that holds a script's tensors: what is queued on it, and copies to host memory.
 
 A script only queues work on a GPU, in streams that are unordered unless an event orders them (CUDA
-C++ Programming Guide, "Streams"). A thread of the runtime that reads or writes the script's tensors
-first waits for an event of the script's stream. It copies in a stream of its own, so that the copy
-neither waits for the script's later work nor delays it.
+C++ Programming Guide, "Streams"). A thread of the runtime that reads or writes the script's
+tensors first waits for an event of the script's stream. It copies in a stream of its own, so that
+the copy neither waits for the script's later work nor delays it. Threads of one name share that
+stream: torch keeps free memory for each stream, and a thread of each loss would leave some behind.
 """
 
 from __future__ import annotations
@@ -124,19 +125,16 @@ class _CudaQueued:
                 stream.synchronize()
 
 
-class _OwnStreams(threading.local):
-    def __init__(self) -> None:
-        self.by_device: dict[torch.device, torch.cuda.Stream] = {}
-
-
-_own_streams = _OwnStreams()
+_own_streams: dict[tuple[str, torch.device], torch.cuda.Stream] = {}
+_making = threading.Lock()
 
 
 def _own_stream(place: torch.device) -> torch.cuda.Stream:
-    streams = _own_streams.by_device
-    if place not in streams:
-        streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
-    return streams[place]
+    key = threading.current_thread().name, place
+    with _making:
+        if key not in _own_streams:
+            _own_streams[key] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+        return _own_streams[key]
 
 
 class Cuda:

@@ -24,7 +24,7 @@ from tmd.integrations.transformers.callbacks import Callbacks
 from tmd.integrations.transformers.checkpoints import Checkpoints
 from tmd.integrations.transformers.data import refuse_data, set_epoch
 from tmd.integrations.transformers.progress import Progress, Tally
-from tmd.trainer import StepResult
+from tmd.trainer import Step, StepResult
 
 OVERRIDDEN = (
     "_prepare_for_training",
@@ -155,8 +155,8 @@ class Trainer(Checkpoints):
         for drawn in joined.batches(batches, accumulate=count, partial=True):
             self._take_rank()
             step = joined.begin()
-            loss = step.run(self._update, drawn if count > 1 else [drawn], skip)
-            if step.end(loss) is StepResult.SPOILT:
+            step.run(self._update, step, drawn if count > 1 else [drawn], skip)
+            if step.end() is StepResult.SPOILT:
                 continue
             handler = self.callback_handler
             self.control = now = handler.on_step_end(self.args, self.state, self.control)
@@ -176,7 +176,7 @@ class Trainer(Checkpoints):
             self._stops = self.control.should_training_stop
             self.control.should_training_stop = False
 
-    def _update(self, samples: list[Any], skip: int) -> Tensor:
+    def _update(self, step: Step, samples: list[Any], skip: int) -> None:
         """One step: what the loop of transformers does with these batches up to ``on_step_end``."""
         args, state, handler = self.args, self.state, self.callback_handler
         run, model, accelerator = self._run, self._run["model"], self.accelerator
@@ -203,6 +203,7 @@ class Trainer(Checkpoints):
         norm = self._get_grad_norm(model, grad_norm=norm)
         self._tally.grad_norm.fill_(float(norm))
         self.control = handler.on_pre_optimizer_step(args, state, self.control)
+        step.record(total)
         self.optimizer.step()
         self.control = handler.on_optimizer_step(args, state, self.control)
         rate, by_metric = self._get_learning_rate(), isinstance(self.lr_scheduler, BY_METRIC)
@@ -212,7 +213,6 @@ class Trainer(Checkpoints):
         model.zero_grad()
         state.global_step += 1
         state.epoch = run["epoch"] + done / run["steps_in_epoch"]
-        return total
 
     @property
     def _ends(self) -> bool:

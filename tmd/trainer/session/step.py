@@ -37,7 +37,6 @@ class Step:
     def __init__(self, cycle: StepCycle, *, trains: bool = True) -> None:
         """``trains``: whether an optimizer runs in it."""
         self._cycle, self._trains = cycle, trains
-        self._loss: Tensor | float | None = None
         self.result: StepResult | None = None
         """How the step ended; ``None`` until then."""
 
@@ -47,8 +46,11 @@ class Step:
         return self.result is StepResult.COMMITTED
 
     def record(self, loss: Tensor | float) -> None:
-        """Report the loss of this step for ``tmd status`` and the trace, if it is committed."""
-        self._loss = loss.detach() if isinstance(loss, Tensor) else loss
+        """Report the loss of this step for ``tmd status`` and the trace, if it is committed.
+
+        Call it before the optimizer: a later loss on a device is read with a wait of its own.
+        """
+        self._cycle.record(loss)
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call ``function``, a part of the step. Returns ``None`` if the step is spoilt.
@@ -77,7 +79,7 @@ class Step:
             self.record(loss)
         if self.result is None:
             try:
-                counts = self._cycle.end(self._loss)
+                counts = self._cycle.end()
                 self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
             except Interrupted as error:
                 self._end_early(type(error))
@@ -115,7 +117,7 @@ class Step:
     def _end_early(self, kind: type[BaseException]) -> None:
         if issubclass(kind, Partial):
             self.result = StepResult.PARTIAL
-            self._cycle.end_pass(self._loss)
+            self._cycle.end_pass()
             return
         self.result = StepResult.SPOILT
         self._cycle.spoil()

@@ -48,6 +48,8 @@ class StepCycle:
         self._open = False
         """Whether a step has begun and not ended."""
         self._trains = True
+        self._loss: Tensor | float | None = None
+        """The loss of the present step, if the script has recorded one."""
         self._pass: int | None = None
         """The rank of a pass that is not the last of its step."""
         self._losses: dict[int, float | None] = {}
@@ -74,10 +76,15 @@ class StepCycle:
         assert self._local is not None
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
+        self._loss = None
         self._local.begin(trains=trains)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun()
+
+    def record(self, loss: Tensor | float) -> None:
+        """The script has computed the loss of the present step."""
+        self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
         """The script begins to compute a step for ``rank``, one of several that it holds."""
@@ -90,10 +97,10 @@ class StepCycle:
         self._pass = None if last else rank
         self.hooks.adoption.begin_pass(rank, first=first, last=last)
 
-    def end_pass(self, loss: Tensor | float | None) -> None:
+    def end_pass(self) -> None:
         """A pass that is not the last has come to where the vote would be."""
         assert self._pass is not None
-        self._losses[self._pass] = None if loss is None else float(loss)
+        self._losses[self._pass] = self._read_loss()
         self._pass, self.outcome = None, VoteOutcome.SHADOW
         self.close()
 
@@ -164,8 +171,17 @@ class StepCycle:
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
             self.outcome = self.hooks.vote(self._local, trains=self._trains)
+            if self.outcome is VoteOutcome.COMMIT:
+                # The vote has waited for the device, and the optimizer will keep it busy again.
+                self._read_loss()
 
-    def end(self, loss: Tensor | float | None) -> bool:
+    def _read_loss(self) -> float | None:
+        """The loss as a number; waits once for the device that holds it."""
+        if self._loss is not None:
+            self._loss = float(self._loss)
+        return self._loss
+
+    def end(self) -> bool:
         """End the step; returns whether it was committed.
 
         Raises:
@@ -194,7 +210,7 @@ class StepCycle:
             self._last_commit = time.monotonic()
             return not self.hooks.shadowing
         now = time.monotonic()
-        value = None if loss is None else float(loss)
+        value = self._read_loss()
         self.feed.commit()
         self.hooks.committed(self._local, value, now - self._last_commit)
         self._last_commit = now
