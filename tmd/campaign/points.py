@@ -33,6 +33,7 @@ from tmd.fabric.generations.ring import RingKind
 from tmd.fabric.runner import Runner
 from tmd.fabric.step_log import CollectiveCall
 from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import SHIFT
 from tmd.trainer.session.session import Session
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.shadow.source import ShadowSource
@@ -207,11 +208,13 @@ class Injector:
         self.reach("shadowing")
 
     def _sending(self, link: object, envelope: frames.Envelope, *_: object) -> None:
-        """A frame is about to be sent; in a snapshot the second unit, its middle, counts."""
-        frame = envelope.frame
-        ours = threading.current_thread().name == "tmd-snapshots"
-        if ours and isinstance(frame, frames.Unit) and frame.number == 1:
-            self.reach(f"bringing-{frame.version}")
+        """A frame is about to be sent: the second unit of a snapshot, which is its middle, or what
+        a rank got in a shift, on the way to its standby."""
+        match threading.current_thread().name, envelope.frame:
+            case "tmd-snapshots", frames.Unit(version=version, number=1):
+                self.reach(f"bringing-{version}")
+            case "tmd-mirror-out", frames.ControlMessage(channel=name) if name.startswith(SHIFT):
+                self.reach("telling")
 
     def _first(self, name: str) -> bool:
         """Whether this process is the first: each fault strikes once in the whole job."""

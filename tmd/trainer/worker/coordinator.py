@@ -197,7 +197,8 @@ class Coordinator:
         try:
             local.exchange_copies(status.step, self.rank, status.world_size, self.adoption.hand_on)
         except LinkError:
-            return False
+            # This rank does not vote. The rank that a standby follows may have done so.
+            return self._following is not None and parts.driver.rolls_forward()
         armed = self._arming.begin_vote(lambda new: not trains or must_wait(self._fabric, new))
         try:
             kind = STEPPING if trains else REPEATING
