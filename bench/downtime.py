@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from bench import rivals
-from bench.measure import Report, each, in_turn, options
+from bench.measure import Facts, Report, each, in_turn, options
 from tmd import embedded
 from tmd.core.values.model import ClusterView, HostStatus, MigrationPlan
 from tmd.demo import story, train
@@ -42,7 +42,6 @@ PATIENCE_S = 300.0
 STEP_S = 20.0
 """Longest step, with room to spare."""
 RUN_S = 600.0
-Facts = list[dict[str, Any]]
 
 
 def under_tmd(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -> Facts:

@@ -4,12 +4,12 @@ job undisturbed, in turn.
 All ranks, the joiner and the control plane share this machine's cores, which on a cluster they do
 not. So the loss is taken apart by accounting:
 
-``pause``      what the switches held the job up, summed, as a part of the time of the run;
-``mirroring``  processor time that leavers spent on showing their rank, by threads of their own
-               (``beside``) and within the step (``within``), as a part of the time of the run;
-``joiner``     processor time of workers while they hold no rank, as a part of the time of the run.
+``pause``      how long the switches held up the job, summed, as a share of the run's time;
+``mirroring``  processor time that leavers spent on mirroring their rank, by threads of their own
+               (``beside``) and within the step (``within``), as a share of the run's time;
+``joiner``     processor time of workers that wait or shadow, as a share of the run's time.
 
-The efficiency that a cluster would see is that of pause and mirroring within the step.
+The efficiency that a cluster would see is 1 - pause - mirroring within the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, run_on
-from bench.measure import Report, each, in_turn, options, summary
+from bench.measure import Facts, Report, each, in_turn, options, pairs, summary
 from tmd import embedded
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import Activity
@@ -40,7 +40,6 @@ WARM = 10
 TICKS = os.sysconf("SC_CLK_TCK")
 HOLDING = frozenset({Activity.TRAINING, Activity.STUCK, Activity.LEFT})
 LIMIT = 0.99
-Facts = list[dict[str, Any]]
 
 
 class Accounts:
@@ -100,6 +99,8 @@ async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: b
                 await asyncio.sleep(max(0.0, due - time.time()))
             end = time.time()
             counting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await counting
         trace = read_trace(cluster.trace)
     lines = [x for x in trace.of_rank(0) if begin <= x["at"] <= end]
     wall, steps = lines[-1]["at"] - lines[0]["at"], len(lines) - 1
@@ -147,8 +148,9 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
         },
         "standby, undisturbed": each(quiet, "joiner"),
     }
-    pairs = zip(quiet, moved, strict=False)
-    figures["speed on these cores"] = summary(a["s_per_step"] / b["s_per_step"] for a, b in pairs)
+    figures["speed on these cores"] = summary(
+        a["s_per_step"] / b["s_per_step"] for a, b in pairs(quiet, moved)
+    )
     figures["efficiency"] = summary(
         1.0 - max(0.0, m["pause"]) - m["mirroring_within"] for m in moved
     )
@@ -172,7 +174,8 @@ def compared(runs: dict[str, Facts]) -> int:
         common = found[0].keys() & other.keys()
         wrong = [k for k in common if found[0][k] != other[k]]
         if wrong:
-            raise RuntimeError(f"{len(wrong)} losses differ, first (rank/step) {min(wrong)}")
+            first = min(wrong, key=lambda k: [int(x) for x in reversed(k.split("/"))])
+            raise RuntimeError(f"{len(wrong)} losses differ, first (rank/step) {first}")
         count += len(common)
     return count
 
@@ -190,8 +193,8 @@ def main() -> int:
         for repeat, subject in in_turn(args.repeats, ("undisturbed", "moved")):
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {subject}")
             folder = Path(scratch) / f"{subject}-{repeat}"
-            disturbed = run(folder, script, args.seconds, moves=subject == "moved")
-            runs[subject] += report.attempt(subject, partial(asyncio.run, disturbed)) or []
+            one = run(folder, script, args.seconds, moves=subject == "moved")
+            runs[subject] += report.facts(subject, repeat, partial(asyncio.run, one))
     losses = compared(runs)
     report.progress(f"losses compared bit for bit: {losses}")
     return report.finish(runs, {**tell(report, runs), "losses compared": losses})

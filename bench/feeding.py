@@ -1,7 +1,8 @@
 """Stands in for the kernel log: a flood of lines through a socket that keeps records apart.
 
-Where the reader is too slow the kernel overwrites records; here they are left out, which is the
-same gap in their numbers. :class:`FedXid` is a plug-in that the benchmark installs for itself.
+Where the reader is too slow the kernel overwrites records. Here records are not sent at all, which
+leaves the same gap in the numbers. :class:`FedXid` is a plug-in that the benchmark installs for
+itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _connect(_: Path) -> int:
 
 
 class Source:
-    """The other end. Closed by ``with``."""
+    """The writing end of the log; a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -77,12 +78,12 @@ class Source:
             self._readers.append(reader)
 
     def flood(self, seconds: float) -> None:
-        """Lines of eight GPUs, each of another process: no two are equal."""
+        """Lines about eight GPUs, each with a different pid, so that no two are equal."""
         reader = self._readers[-1]  # the first one only asked whether there is a log
         reader.setblocking(False)
         started, sent = time.perf_counter(), 0
         while (passed := time.perf_counter() - started) < seconds:
-            for n in range(sent, int(passed * RATE)):
+            for n in range(self.offered + sent, self.offered + int(passed * RATE)):
                 text = f"NVRM: Xid (PCI:0000:{n % 8:02x}:00): 31, pid={n}, name=python3, Ch {n:08x}"
                 try:
                     reader.send(self._record(text))
@@ -104,7 +105,7 @@ class Source:
 
 
 def install(folder: Path) -> str:
-    """What PYTHONPATH must be for a daemon to find the plug-in."""
+    """Write the plug-in's metadata; returns the PYTHONPATH with which a daemon finds it."""
     facts = folder / "tmd_bench-0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: tmd-bench\nVersion: 0\n")
@@ -139,7 +140,7 @@ def flood(lab: Lab, repeat: int, path: str) -> list[dict[str, Any]]:
                 and h.alert["entity"] == "pci:0000:aa:00.0"
             )
         )
-        settled(daemon)  # what it still had to publish
+        settled(daemon)  # let it publish the rest
         after = memory(daemon)
         published: Any = subscriber.client.xlen(f"{{tmd:{name}}}:alerts")
     return [

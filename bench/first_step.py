@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import by_hand_train
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, kill
-from bench.measure import Report, each, in_turn, options
+from bench.measure import Facts, Report, each, in_turn, options
 from tmd import embedded
 from tmd.core.values.model import Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo import story, train
@@ -35,7 +35,6 @@ MOVED = 2
 QUIET = 12
 LIMIT = 1.1
 COMPILE_S = 300.0
-Facts = list[dict[str, Any]]
 
 
 def at_work(view: ClusterView, step: int, *, rehearsed: bool) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import frameworks_train, rivals
-from bench.measure import Report, in_turn, options, paired
+from bench.measure import Facts, Report, in_turn, options, paired
 from tmd import embedded
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 
@@ -23,7 +23,6 @@ FRAMEWORKS = ("transformers", "lightning")
 TINY = ("--width", "32", "--depth", "1")
 LIMIT = 1.02
 RUN_S = 300.0
-Facts = list[dict[str, Any]]
 
 
 def under_tmd(folder: Path, script: tuple[str, ...], warm: int) -> Facts:
@@ -90,7 +89,7 @@ def main() -> int:
             script = ("--framework", framework, "--steps", str(args.steps), *size)
             folder = Path(scratch) / f"{framework}-{side}-{repeat}"
             run = partial(RUNS[side], folder, script, args.warm)
-            runs[subject] += report.attempt(subject, run) or []
+            runs[subject] += report.facts(subject, repeat, run)
     figures = {framework: tell(report, runs, framework) for framework in FRAMEWORKS}
     return report.finish(runs, figures)
 

@@ -8,10 +8,10 @@ ratio    DDP through tmd's group and on NCCL itself, step by step in the same pr
          world of one rank (what the wrapper costs) and of four
 moves    planned moves of the demo's job: pauses, and the card's memory before and after
 losses   kill -9 and SIGSTOP of workers of that job: downtime
-All runs of the job must have the same losses, bit for bit.
+All runs of the job in a phase must have the same losses, bit for bit.
 
-``--device cpu`` plays the phases without a GPU, to see that they work. The ring stands for NCCL,
-and the figures mean nothing.
+``--device cpu`` plays the phases without a GPU, to see that they work. The ring stands in for
+NCCL, and the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -146,9 +146,15 @@ def _ratio(args: argparse.Namespace, ranks: int) -> Facts:
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         file = Path(scratch, "passing.json")
         command = [sys.executable, "-m", "bench.passing", "--json", str(file)]
-        command += ["--ranks", str(ranks), "--device", args.device, "--repeats", "5"]
+        command += ["--ranks", str(ranks), "--device", args.device, "--repeats", str(args.repeats)]
         command += ["--width", "64" if args.quick else "2048"]
-        subprocess.run(command, check=True, timeout=PHASE_S["ratio"] / 2, stdout=sys.stderr)
+        subprocess.run(
+            command,
+            check=True,
+            timeout=PHASE_S["ratio"] / 2,
+            stdout=sys.stderr,
+            preexec_fn=die_with_parent,
+        )
         found: Facts = json.loads(file.read_text())["figures"]
         return found
 
@@ -157,7 +163,7 @@ def _ratio(args: argparse.Namespace, ranks: int) -> Facts:
 
 
 def moves(args: argparse.Namespace) -> Facts:
-    """An undisturbed run, and one with planned moves, whose losses must be equal."""
+    """An undisturbed run, and one with planned moves: their training losses must be equal."""
     oracle = Oracle()
     _, quiet = _run(args, "undisturbed", ())
     oracle.check("job", quiet)
@@ -168,7 +174,7 @@ def moves(args: argparse.Namespace) -> Facts:
 
 
 def losses(args: argparse.Namespace) -> Facts:
-    """An undisturbed run, and one with losses, whose losses must be equal."""
+    """An undisturbed run, and one in which workers die: their training losses must be equal."""
     oracle = Oracle()
     _, quiet = _run(args, "undisturbed", ())
     oracle.check("job", quiet)
@@ -240,8 +246,12 @@ def played(phase: str, args: argparse.Namespace) -> Facts:
         RuntimeError: it failed, or took too long.
     """
     command = [sys.executable, "-m", "bench.gpu", "--only", phase, "--device", args.device]
-    command += ["--quick"] if args.quick else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=PHASE_S[phase], check=False)
+    command += ["--repeats", str(args.repeats), *(["--quick"] if args.quick else [])]
+    longest = PHASE_S[phase]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=longest, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"phase {phase} did not end within {longest:g} s") from error
     if done.returncode:
         raise RuntimeError(f"phase {phase} ended with {done.returncode}")
     found: Facts = json.loads(done.stdout.splitlines()[-1])
@@ -256,11 +266,13 @@ def rows(report: Report, found: dict[str, Facts]) -> Facts:
         figures[f"probe {size}"] = {"build": built, "abort": ended}
         report.row(f"{size} ranks: first group", built, "built when first used")
         report.row(f"{size} ranks: kill to all aborted", ended)
-        report.target("kill to aborted <= 2 s", ended.get("median"), ABORT_LIMIT_S, at_least=False)
+        title = f"{size} ranks: kill to aborted <= 2 s"
+        report.target(title, ended.get("median"), ABORT_LIMIT_S, at_least=False)
     for size, shown in found.get("ratio", {}).items():
         figures[f"ratio {size}"] = shown
         report.row(f"{size} ranks: tmd / plain", shown["ratio"], "a ratio, not seconds")
-        report.target("step on tmd <= plain", shown["ratio"]["min"], 1.0, at_least=False)
+        title = f"{size} ranks: step on tmd <= plain, within the interval"
+        report.target(title, shown["ratio"]["min"], 1.0, at_least=False)
     for phase, key in (("moves", "pause_s"), ("losses", "downtime_s")):
         if phase not in found:
             continue
@@ -275,12 +287,12 @@ def rows(report: Report, found: dict[str, Facts]) -> Facts:
         report.target("memory after moves as before", grown, MEMORY_LIMIT, at_least=False)
     if "losses" in found:
         worst = figures["losses"].get("max")
-        report.target("first commit after a loss", worst, RESUME_LIMIT_S, at_least=False)
+        report.target("downtime after a lost worker <= 5 s", worst, RESUME_LIMIT_S, at_least=False)
     return figures
 
 
 def main() -> int:
-    parser = options("gpu", __doc__, repeats=1)
+    parser = options("gpu", __doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=[*PHASES])
     parser.add_argument("--only", choices=PHASES, help=argparse.SUPPRESS)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bench import stayers
-from bench.measure import Report, in_turn, median_of, options, summary
+from bench.measure import Facts, Report, in_turn, median_of, options, summary
 from tests.fabric.pool import Pool, pool
 from tmd import wire
 from tmd.core.planning.directives import Arm
@@ -44,7 +44,6 @@ WORDS = {
     "preparation_s": "preparation, ms of CPU",
     "switch_s": "switch, ms of CPU",
 }
-Facts = list[dict[str, Any]]
 
 
 def once(processes: Pool, size: int) -> Facts:

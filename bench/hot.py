@@ -30,8 +30,8 @@ from functools import partial
 from typing import Any
 
 from bench.downtime import PATIENCE_S, RANKS, STEP_S, facts, kill
-from bench.measure import Report, each, summary
-from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
+from bench.measure import Facts, Report, each, pairs, summary
+from bench.sizes import Comparison, Runs, Subject, compare, disturbed
 from tmd.campaign.waiting import until
 from tmd.core.values.model import Activity, ClusterView, MigrationPlan
 from tmd.demo import story
@@ -181,8 +181,7 @@ def steady(report: Report, runs: Runs, size: str) -> dict[str, float]:
     """What it costs to keep the inputs of collectives, in undisturbed steps: the ratio to steps
     without, loss by loss."""
     kept, none = runs[f"hot {size}"], runs[f"repeat {size}"]
-    pairs = zip(kept, none, strict=False)
-    found = summary(a["median_step_s"] / b["median_step_s"] for a, b in pairs)
+    found = summary(a["median_step_s"] / b["median_step_s"] for a, b in pairs(kept, none))
     report.row(f"{size}: ratio of steps", found, "inputs kept, to not kept; before each kill")
     report.target(f"{size}: ratio of steps <= 1.01", found.get("median"), 1.01, at_least=False)
     return found

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.downtime import drain, facts, run_on
-from bench.measure import Report, each, in_turn, options
+from bench.measure import Facts, Report, each, in_turn, options
 from tests.e2e import layouts, stages
 from tmd import embedded
 from tmd.core.values.model import HostStatus
@@ -42,7 +42,6 @@ STAGED = ("unlike", "pipeline", "single", "zero")
 LAYOUTS = (*layouts.LAYOUTS, *STAGED)
 PART_LIMIT, DOWNTIME_LIMIT_S = 0.05, 0.3
 Act = Callable[[LocalCluster, HostStatus], Awaitable[None]]
-Facts = list[dict[str, Any]]
 
 
 async def kill(cluster: LocalCluster, host: HostStatus) -> None:

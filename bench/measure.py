@@ -22,6 +22,8 @@ RESULTS = Path("bench/results")
 WIDTH = 110
 T = TypeVar("T")
 Figures = dict[str, Any]
+Facts = list[dict[str, Any]]
+"""What each event of a run, or the run as a whole, showed."""
 
 
 def options(name: str, about: str | None, repeats: int = 5) -> argparse.ArgumentParser:
@@ -91,12 +93,18 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def paired(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Figures:
+def pairs(ours: Facts, theirs: Facts) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What was measured at the same place of the same repeat. A run that failed has no pair."""
+    others = {fact["place"]: fact for fact in theirs}
+    return [(fact, others[fact["place"]]) for fact in ours if fact["place"] in others]
+
+
+def paired(ours: Facts, theirs: Facts) -> Figures:
     """Steps on tmd and on Gloo, from runs that took turns: both, and their ratio as a whole and by
     repeat."""
     tmd, gloo = each(ours, "step_s"), each(theirs, "step_s")
     ratio = tmd["median"] / gloo["median"] if tmd["n"] and gloo["n"] else None
-    by_repeat = summary(a["step_s"] / b["step_s"] for a, b in zip(ours, theirs, strict=False))
+    by_repeat = summary(a["step_s"] / b["step_s"] for a, b in pairs(ours, theirs))
     return {"tmd": tmd, "gloo": gloo, "ratio of medians": ratio, "ratio by repeat": by_repeat}
 
 
@@ -126,6 +134,11 @@ class Report:
             self._failed.append({"subject": subject, "error": said})
             self.progress(f"{subject} FAILED: {said}")
             return None
+
+    def facts(self, subject: str, repeat: int, run: Callable[[], Facts]) -> Facts:
+        """The facts of one run, each with its place: the repeat, and its number in the run."""
+        found = self.attempt(subject, run) or ()
+        return [{**fact, "place": (repeat, number)} for number, fact in enumerate(found)]
 
     def row(self, what: str, facts: Mapping[str, float], remark: str = "") -> None:
         """One figure."""

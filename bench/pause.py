@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from bench.downtime import drain, event, facts, restarted, run_on
-from bench.measure import Report, each, summary
-from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
+from bench.measure import Facts, Report, each, summary
+from bench.sizes import Comparison, Runs, Subject, compare, disturbed
 from tmd.core.values.model import MigrationPlan
 from tmd.demo.cluster import LocalCluster
 from tmd.demo.report import DemoTrace

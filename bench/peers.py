@@ -3,7 +3,7 @@
 It is installed into a virtual environment of its own, at the first run. Settings tuned for a quick
 recovery: heartbeat 1 s, join 1 s, quorum tick 50 ms, operations time out after 2 s; the state comes
 over torchft's default transport. tmd runs the same model in the same turn. If torchft cannot be
-installed or run here, the reason is all there is.
+installed here, only the reason is reported.
 """
 
 from __future__ import annotations
@@ -183,8 +183,7 @@ def main() -> int:
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {subject}")
             folder = Path(scratch) / f"{subject}-{repeat}"
             runs[subject] += report.attempt(subject, partial(run[subject], folder)) or []
-    report.finish({"torchft-nightly": version, "runs": runs}, tell(report, runs))
-    return 0
+    return report.finish({"torchft-nightly": version, "runs": runs}, tell(report, runs))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.downtime import RANKS, STANDBY, TINY
-from bench.measure import Report, in_turn, options
+from bench.measure import Facts, Report, in_turn, options
 from tmd import embedded
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import MigrationPlan
@@ -31,7 +31,6 @@ SIZES: dict[str, tuple[str, ...]] = {
 }
 MAPPED_FROM = 128 << 10
 """Bytes; glibc's own threshold at the start."""
-Facts = list[dict[str, Any]]
 Runs = dict[str, Facts]
 
 
@@ -140,7 +139,7 @@ def compare(what: Comparison) -> int:
             check = partial(oracle.check, size)
             told = f"[shadow]\nstaging_mb = {args.staging_mb}\n{what.ways[way]}"
             subject = Subject(way, told, folder, script, args, check)
-            runs[name] += report.attempt(name, partial(asyncio.run, what.run(subject))) or []
+            runs[name] += report.facts(name, repeat, partial(asyncio.run, what.run(subject)))
     report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
     figures = what.tell(report, runs, args)
     return report.finish(runs, {**figures, "losses compared": oracle.compared})

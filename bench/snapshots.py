@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import rivals, sharded_train
-from bench.measure import Report, each, in_turn, options, summary
+from bench.measure import Facts, Report, each, in_turn, options, pairs, summary
 from bench.steady import RANKS, RUN_S
 from tmd import embedded
 from tmd.core.values.model import ClusterView
@@ -24,7 +24,6 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, workers
 TINY = ("--width", "64", "--depth", "2", "--heads", "4")
 EVERY = {"snapshots": 10, "none": 0}
 LIMIT = 1.03
-Facts = list[dict[str, Any]]
 
 
 def has_snapshot(view: ClusterView, after: int) -> bool:
@@ -64,10 +63,10 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
     figures: dict[str, Any] = {name: each(found, "step_s") for name, found in runs.items()}
     for name, step in figures.items():
         report.row(f"{name}: mean step", step)
-    pairs = list(zip(runs["snapshots"], runs["none"], strict=False))
-    by_pair = summary(a["step_s"] / b["step_s"] for a, b in pairs)
+    compared = pairs(runs["snapshots"], runs["none"])
+    by_pair = summary(a["step_s"] / b["step_s"] for a, b in compared)
     report.row("snapshots/none by repeat", by_pair, "a ratio, not seconds")
-    memory = summary((a["rss_peak"] - b["rss_peak"]) / 1e6 for a, b in pairs)
+    memory = summary((a["rss_peak"] - b["rss_peak"]) / 1e6 for a, b in compared)
     report.row("host memory of rank 0, more", memory, "MB, not seconds")
     losses = {f["loss"] for found in runs.values() for f in found}
     report.progress(f"last loss of rank 0 the same in all runs: {len(losses) == 1}")
@@ -90,7 +89,7 @@ def main() -> int:
         for repeat, name in in_turn(args.repeats, tuple(EVERY)):
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {name}")
             one = partial(facts, Path(scratch) / f"{name}-{repeat}", script, EVERY[name], args)
-            runs[name] += report.attempt(name, one) or []
+            runs[name] += report.facts(name, repeat, one)
     return report.finish(runs, tell(report, runs))
 
 

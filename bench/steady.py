@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import rivals
-from bench.measure import Report, each, in_turn, options, paired
+from bench.measure import Facts, Report, each, in_turn, options, paired
 from tmd import embedded
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
@@ -23,7 +23,6 @@ RANKS = ("host-1", "host-2", "host-3", "host-4")
 TINY = ("--width", "64", "--depth", "2", "--heads", "4")
 LIMIT = 1.01
 RUN_S = 300.0
-Facts = list[dict[str, Any]]
 
 
 def under_tmd(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -> Facts:
@@ -85,9 +84,8 @@ def main() -> int:
         for repeat, subject in in_turn(args.repeats, ("tmd", "gloo")):
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {subject}")
             folder = Path(scratch) / f"{subject}-{repeat}"
-            runs[subject] += (
-                report.attempt(subject, partial(RUNS[subject], folder, script, args)) or []
-            )
+            one = partial(RUNS[subject], folder, script, args)
+            runs[subject] += report.facts(subject, repeat, one)
     return report.finish(runs, tell(report, runs))
 
 

@@ -27,8 +27,8 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
     poll_s: float = 60.0
     """Time between two readings."""
     disks: tuple[str, ...] = ("/", "/tmp", "/var", "/dev/shm")
-    """Paths whose file systems are checked. A process that may hang without harm reads them, also
-    network file systems."""
+    """Paths whose file systems are checked, none of them a symbolic link. A process that may hang
+    without harm reads them, also network file systems."""
     disk_free_percent: float = _LIMITS.disk_free_percent
     """Less free space, or fewer free inodes, is a finding."""
     pressure_percent: float = _LIMITS.pressure_percent

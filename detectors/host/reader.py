@@ -1,7 +1,7 @@
 """Reads the state of the host once, in a process of its own.
 
-It prints the facts first. Then comes a line for each path, since a missing file system may block
-the reader forever. The clock comes last, since a system call filter may kill the reader for it.
+It prints the facts first. Then comes a line for each path: a file system that does not answer may
+block the reader forever. The clock comes last: a system call filter may kill the reader for asking.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def facts(question: Question) -> HostFacts:
 
 
 def space(path: str) -> Space | None:
-    """Free space for ordinary users; ``None`` if the path does not exist. May hang forever."""
+    """Free space for ordinary users; ``None`` if it cannot be read. May hang forever."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -67,7 +67,7 @@ def parse_mounts(text: str) -> dict[str, frozenset[str]]:
 
 
 def read_only(path: str, mounts: dict[str, frozenset[str]]) -> bool:
-    """Whether the file system of ``path`` is read-only."""
+    """Whether the file system of ``path`` is read-only. Links are not followed: that may hang."""
     parts = [part for part in path.split("/") if part]
     above = ("/" + "/".join(parts[:n]) for n in range(len(parts), -1, -1))
     nearest = next((place for place in above if place in mounts), "/")
@@ -99,7 +99,7 @@ def parse_stat(text: str) -> Process | None:
     return Process(pid=number, started=started, name=name, ticks=user + system)
 
 
-# --- thin -----------------------------------------------------------------------------------------
+# --- reads the system -----------------------------------------------------------------------------
 
 
 class _Timex(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""The reading process: a line in, a snapshot out, until its parent closes the pipe.
+"""The reading process: one byte in, one snapshot out, until its parent closes the pipe.
 
 It is long-lived, so it stays small: it imports only the standard library.
 """

@@ -316,6 +316,7 @@ GOODPUT = [
     Row("goodput of the job", "goodput", ("measured",), "%", 100.0, 1),
     Row("goodput predicted", "goodput", ("predicted",), "%", 100.0, 1),
     Row("difference, as a share of the measured", "goodput", ("difference",), "%", 100.0, 1),
+    Row("kills in a run", "goodput", ("kills",), "", 1.0, 0),
 ]
 FLEET = by_size(
     "fleet",

@@ -1,4 +1,4 @@
-"""torch's parallel layouts train as with Gloo, and bit-identically when repeated."""
+"""torch's parallel layouts give Gloo's results, and the same bits when repeated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ddp(rank: int) -> list[Tensor]:
 
 def compiled_ddp(rank: int) -> list[Tensor]:
     model = nn.parallel.DistributedDataParallel(Net())
-    # The compiler backend does not matter here, and is slow.
+    # Inductor is slow, and the choice of backend does not matter here.
     compiled: Any = torch.compile(model, backend="eager")
     return train(compiled, rank)
 

@@ -12,6 +12,7 @@ from tests.fabric.test_abort import die
 from tests.trainer.wire import Facts
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
+from tmd.fabric import Fabric
 from tmd.fabric.frame import VOTE
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.ring import RingKind
@@ -62,7 +63,7 @@ def test_the_partners_of_a_vote_are_those_whose_links_it_opens(size: int) -> Non
 
 
 def test_the_links_of_a_recovery_are_opened_once() -> None:
-    """A second link would replace the first, and the peer would take the end of that for a loss."""
+    """A second link would replace the first, whose end the peer would take for a loss."""
     with watched(2) as c:
         later = Membership(epoch=3, members=c.membership.members)
         ahead = {"timeout": 5.0, "cancel": lambda: False}
@@ -75,7 +76,7 @@ def test_the_links_of_a_recovery_are_opened_once() -> None:
 
 
 def test_a_rank_that_ends_in_good_order_breaks_nothing() -> None:
-    """Others may still be behind. The next loss shows that its end was not taken for one."""
+    """Others may still be behind. Only the worker that is killed next is suspected."""
     with watched(4) as c:
         done, watches, _, dead = c.fabrics
         done.close()
@@ -87,8 +88,14 @@ def test_a_rank_that_ends_in_good_order_breaks_nothing() -> None:
 def test_a_vote_that_was_sent_before_the_end_is_read() -> None:
     with watched(2) as c:
         first, second = c.fabrics
-        voted = c.each(lambda f: f.reduce_min([2]) and (f is not first or f.close()))
-        assert voted == [None, True]
+
+        def vote_and_end(fabric: Fabric) -> tuple[int, ...]:
+            result = fabric.reduce_min([2])
+            if fabric is first:
+                fabric.close()
+            return result
+
+        assert c.each(vote_and_end) == [(2,), (2,)]
         with pytest.raises(LinkError, match="w0"):
             second.reduce_min([3])
         assert second.suspects == ("w0",)

@@ -114,10 +114,11 @@ def test_every_policy_keeps_the_contract(entry):
 
 
 def test_shipped_plug_ins_import_only_the_public_api():
-    """No privilege: in a fresh process, plug-ins import only tmd.plugin and its dependencies."""
+    """In a fresh process they load nothing of tmd beyond tmd.plugin and its dependencies."""
     code = (
         "import sys, tmd_detectors.trainer, tmd_policies.replace_failed\n"
         "import tmd_detectors.nic.detector, tmd_detectors.host.detector\n"
+        "import tmd_detectors.xid.detector, tmd_detectors.nvml.detector\n"
         "import tmd_detectors.exec.detector, tmd_detectors.straggler\n"
         "import tmd_policies.drain_requested, tmd_policies.observe_only\n"
         "import tmd_policies.drain_degraded, tmd_policies.rebalance_stragglers\n"
@@ -260,6 +261,6 @@ def test_a_policy_has_its_own_table(settings):
     ],
     ids=["unknown key", "wrong value", "takes none", "not installed"],
 )
-def test_a_policys_table_is_checked_even_if_it_is_not_enabled(settings, own, word):
+def test_a_policys_table_is_checked_even_if_the_policy_is_not_enabled(settings, own, word):
     with pytest.raises(ConfigError, match=word):
         load_policies(settings(policies={"enabled": [], **own}), [point("choosy"), point("odd")])

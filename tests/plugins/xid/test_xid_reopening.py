@@ -50,7 +50,7 @@ def plug():
 
 
 async def test_records_written_while_the_log_was_away_are_read(plug, tmp_path):
-    """Once, although the log starts with its oldest record; the outage is raised and cleared."""
+    """Once each, although the log starts with its oldest one; the outage is raised and cleared."""
     old, new = GPU_LOST.replace("79", "31"), GPU_LOST
     async with signals_of(XidDetector(plug.open), XidConfig(), tmp_path) as signals:
         plug.log.write(old)
@@ -68,7 +68,7 @@ async def test_records_written_while_the_log_was_away_are_read(plug, tmp_path):
 
 
 def test_a_missing_log_is_retried_at_a_constant_rate(plug):
-    """If the pause grew, a fault in the log was found up to a minute late."""
+    """If the pause grew, a fault in the log would be found up to a minute late."""
     plug.pull()
     tries = []
 
@@ -92,7 +92,7 @@ def test_a_missing_log_is_retried_at_a_constant_rate(plug):
 
 
 async def test_the_writer_of_a_pipe_may_disconnect_and_return(tmp_path):
-    """Its disconnection is no record; records of the next writer are read."""
+    """A disconnect is not taken for a record; records of the next writer are read."""
     place = tmp_path / "kmsg"
     os.mkfifo(place)
     detector, found = XidDetector(), []
@@ -152,7 +152,7 @@ def test_a_smaller_number_at_a_later_time_means_another_log():
     assert sequence.lost == 0
 
 
-def test_a_last_record_without_a_time_gives_no_conclusion():
+def test_a_smaller_number_counts_as_read_if_the_last_record_had_no_time():
     sequence = Sequence(900)
 
     assert not sequence.new(1, 60.0)
@@ -166,7 +166,7 @@ async def test_another_log_after_a_restart_of_the_daemon_is_read(log, tmp_path):
     async with signals_of(XidDetector(log.open), XidConfig(), tmp_path) as signals:
         found += [await anext(signals) for _ in range(2)]
 
-    assert [s.code for s in found] == ["xid.79", "xid.79", "xid.62"]  # the second is restated
+    assert [s.code for s in found] == ["xid.79", "xid.79", "xid.62"]  # restated after the restart
 
 
 def test_a_log_that_closes_at_each_opening_does_not_count_as_read(plug):

@@ -25,7 +25,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class OneRank:
-    """A rank that is lost ends the job, so that no other worker computes for it."""
+    """A rank that is lost ends the job, so no other worker computes for it."""
 
     ranks: tuple[int, ...] = ()
 
@@ -49,12 +49,12 @@ class OneRank:
 
 
 class Intact:
-    """No loss is survived, so that none breaks a step."""
+    """Any lost rank ends the job, so no broken step is ever seen."""
 
     broken = known_broken = False
 
     def settle(self) -> None:
-        """Never needed."""
+        """There is nothing to wait for."""
 
 
 class StandaloneHooks:
@@ -66,7 +66,7 @@ class StandaloneHooks:
     idle = False
     finishing = False
     calls = 0
-    """Not counted: a rank that is lost ends the job."""
+    """Collectives are not counted: a lost rank ends the job anyway."""
 
     def __init__(self) -> None:
         _complete_environment()

@@ -29,12 +29,12 @@ from tmd.torch_private.optimizers import broadcast_parameters, call_first_after_
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.state import Registry, flatten, params_of
 
-UNREADING = (LRScheduler, torch.amp.GradScaler)
+READS_NO_PARAMETERS = (LRScheduler, torch.amp.GradScaler)
 """Objects that change after the optimizer without reading parameters."""
 
 
 class ParameterResync:
-    """For the main thread."""
+    """Main thread."""
 
     def __init__(self, registry: Registry, fabric: Fabric) -> None:
         self._registry = registry
@@ -52,7 +52,7 @@ class ParameterResync:
             call_first_after_step(whole, self._stepped)
 
     def _stepped(self) -> None:
-        # Between two such optimizers the script may have computed something already.
+        # The first digest stays: the script may compute something between two such optimizers.
         if self._fabric.poisoned and not self._torn:
             self._torn = self._derived()
 
@@ -97,6 +97,6 @@ class ParameterResync:
             for tensor in (*module.parameters(), *module.buffers())
             if id(tensor) not in stepped
         ]
-        states = [o.state_dict() for o in registry.others if not isinstance(o, UNREADING)]
+        states = [o.state_dict() for o in registry.others if not isinstance(o, READS_NO_PARAMETERS)]
         layout, more = flatten(states)
         return msgpack.encode(layout).hex() + digest_of([*tensors, *more])
