@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -159,7 +159,7 @@ async def calibrated(cluster: LocalCluster, args: argparse.Namespace) -> list[Ev
 
 
 def costs_of(commits: Commits, events: Sequence[Event]) -> tuple[Costs, dict[str, list[float]]]:
-    """What each event cost, and the medians as the costs of a simulation."""
+    """What each event cost, and the means as the costs of a simulation."""
     disturbed = [(e.since, e.over + CALM_S) for e in events]
     step_s = commits.step_s(disturbed, events[0].since - 10 * CALM_S, commits.at[-1])
     each = {
@@ -170,7 +170,7 @@ def costs_of(commits: Commits, events: Sequence[Event]) -> tuple[Costs, dict[str
         "prepare_s": [e.prepared_s for e in events if e.drain],
         "rejoin_s": [e.over - e.since for e in events if not e.drain],
     }
-    measured = {name: max(0.0, median(values)) for name, values in each.items()}
+    measured = {name: max(0.0, fmean(values)) for name, values in each.items()}
     base = costs.shipped()["bench"]
     return costs.changed(base, {"step_s": step_s, **measured}, "measured").costs, each
 
@@ -293,8 +293,8 @@ def tell(report: Report, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = options("goodput", __doc__, repeats=5)
-    parser.add_argument("--events", type=int, default=3, help="kills, and drains, for the costs")
-    parser.add_argument("--quiet", type=int, default=30, help="steps between two of them")
+    parser.add_argument("--events", type=int, default=6, help="kills, and drains, for the costs")
+    parser.add_argument("--quiet", type=int, default=20, help="steps between two of them")
     parser.add_argument("--window-s", type=float, default=120.0, help="length of the trace")
     parser.add_argument("--every-s", type=float, default=4.0, help="mean time between events")
     parser.add_argument("--drains", type=float, default=0.15, help="share of drains")

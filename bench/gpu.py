@@ -5,7 +5,7 @@ Phases, each in a process of its own that may be killed:
 probe    two ranks, then four: how long the first group takes to build; one rank is killed, and how
          long until the others know it and all their groups are aborted
 ratio    DDP through tmd's group and on NCCL itself, step by step in the same processes, with a
-         world of one rank (what the wrapper costs) and of four
+         world of one rank (what the wrapper costs) and of four; --repeats is that of this phase
 moves    planned moves of the demo's job: pauses, and the card's memory before and after
 losses   kill -9 and SIGSTOP of workers of that job: downtime
 All runs of the job in a phase must have the same losses, bit for bit.
@@ -146,7 +146,8 @@ def _ratio(args: argparse.Namespace, ranks: int) -> Facts:
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         file = Path(scratch, "passing.json")
         command = [sys.executable, "-m", "bench.passing", "--json", str(file)]
-        command += ["--ranks", str(ranks), "--device", args.device, "--repeats", str(args.repeats)]
+        repeats = 1 if args.quick else args.repeats
+        command += ["--ranks", str(ranks), "--device", args.device, "--repeats", str(repeats)]
         command += ["--width", "64" if args.quick else "2048"]
         subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""A real browser: Debian's chromium, driven by playwright, which downloads none of its own."""
+"""A real browser: Debian's chromium, driven by playwright without its bundled browsers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def chromium() -> AsyncIterator[Any]:
     """The browser, headless."""
     api, binary = playwright(), program("chromium", "chromium")
     async with api.async_playwright() as driver:
-        # Its sandbox needs user namespaces, which root in a container has not.
+        # Its sandbox needs user namespaces, which root in a container does not have.
         browser = await driver.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         try:
             yield browser

@@ -48,7 +48,7 @@ printf '%s\\n' '{PEM}'
 @pytest.fixture
 def host(redis_url: str, tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A configuration with a secret in every place that may hold one, and programs that print
-    secrets; the configuration file and an environment."""
+    secrets. Returns the configuration file and an environment."""
     for name in ("cluster secret", "http token"):
         file = tmp_path / name.replace(" ", "-")
         file.write_text(PLANTED[name] + "\n")
@@ -110,7 +110,7 @@ def test_no_secret_is_in_the_bundle(host: tuple[Path, dict[str, str]], tmp_path:
 def test_no_login_of_sentinels_is_in_the_bundle(
     host: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
-    """Neither theirs nor that of the servers, though none of them answers and a log quotes both."""
+    """Nor that of the Redis servers, though none is reachable and a log quotes both."""
     config, environment = host
     servers, sentinels = f"{CANARY}@of:servers", f"{CANARY}+of sentinels"
     quoted = [urllib.parse.quote(word, safe="") for word in (servers, sentinels)]
@@ -242,7 +242,7 @@ def test_a_bundle_overwrites_no_file(host: tuple[Path, dict[str, str]], tmp_path
     ],
 )
 def test_what_looks_like_a_secret_is_removed(text: str, kept: str) -> None:
-    """Without knowing it; the rest of the line stays."""
+    """Even if it is not a configured secret; the rest of the line stays."""
     left = scrubbing.scrubbed(text, ())
 
     assert "canary7f3a" not in left.lower()
@@ -284,12 +284,12 @@ def test_a_value_is_scrubbed_before_it_is_encoded() -> None:
 
 
 def test_keys_keep_their_names_though_one_is_a_known_secret() -> None:
-    """Who reads the bundle must find the fields; such a secret protects nothing."""
+    """Readers need the field names, and a secret that equals one protects nothing."""
     assert scrubbing.scrubbed_value({"workers": ["workers"]}, {"workers"}) == {"workers": [MASK]}
 
 
 def test_only_what_looks_random_in_the_address_of_a_webhook_is_a_secret() -> None:
-    """A name in the path would remove that word everywhere."""
+    """An ordinary word of the path would be masked everywhere."""
     url = "https://hooks.example/services/training/v1/T024BE91/abcdefghijklmnop"
     settings, problems = parse({"webhook": {"url": url}})
     assert settings is not None, problems
@@ -332,7 +332,7 @@ def test_a_bundle_for_which_there_is_no_room_leaves_nothing(
 
 
 def test_each_form_of_a_known_secret_is_removed() -> None:
-    """As it is, as an address quotes it, and as one that was quoted."""
+    """Verbatim, as quoted in a URL, and decoded from one."""
     given: dict[str, Any] = {"redis": {"url": "redis://u:a%2Fb%40cdef@h:1/0"}}
     settings, problems = parse(given)
     assert settings is not None, problems

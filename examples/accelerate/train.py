@@ -82,13 +82,13 @@ def main() -> None:
             with session.step() as step:  # tmd
                 for points, arm in microbatches(accelerator, model, drawn):  # tmd
                     loss = nn.functional.cross_entropy(model(points), arm)
+                    step.record(loss)  # tmd
                     accelerator.backward(loss)
                     if accelerator.sync_gradients:
                         accelerator.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                     scheduler.step()
                     optimizer.zero_grad()
-                step.record(loss)  # tmd
         evaluate()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Puts the points of a campaign in place in this process, and looks at what they stand before."""
+"""Installs a campaign's fault points in this process, and checks the functions they wrap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def owner_of(expression: str) -> Any:
 
 
 def faults_of_placing(folder: str) -> dict[str, str]:
-    """Put them in place, and say of each function why its point would fail there, or nothing.
+    """Install the points; say for each wrapped function why its point would fail, or nothing.
 
     For a process of its own: nothing is ever put back.
     """
@@ -75,7 +75,7 @@ def _parts(wrapped: Callable[..., Any]) -> dict[str, Any]:
 def _unlike(act: Callable[..., Any], inner: Callable[..., Any], *, first: int) -> str:
     """Why ``act`` cannot be called with what ``inner`` is called with.
 
-    From the argument ``first`` on, an argument that ``act`` uses has the name that it has there.
+    From ``first`` on, an argument that ``act`` uses must have its name in ``inner``.
     """
     taken = inspect.signature(inner).parameters.values()
     given = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

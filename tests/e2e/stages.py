@@ -219,8 +219,8 @@ def train(session: Session, inputs: Tensor, targets: Tensor) -> None:
     with session.step() as step:
         part.optimizer.zero_grad()
         loss = part.train(inputs, targets)
-        part.optimizer.step()
         step.record(loss)
+        part.optimizer.step()
 
 
 def main() -> None:

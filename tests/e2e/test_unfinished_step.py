@@ -177,12 +177,14 @@ async def test_a_standby_that_has_heard_nothing_since_the_last_gradients_goes_on
 ) -> None:
     """Its rank has voted, and was killed before it could send on what it got just before the vote.
     The standby has all gradients of the step, and takes it for committed as the survivors do."""
-    faults = [f"telling@{FOLLOWED}:120=wait", f"after-vote@{FOLLOWED}:120=kill", NEVER_SENT]
+    faults = [f"telling@{FOLLOWED}:120=wait", f"hold after-vote@{FOLLOWED}:120=wait", NEVER_SENT]
     async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
         await hot(run)
+        for point in ("telling", "hold"):
+            await run.reached(point)
+        await run.kill(FOLLOWED)
         plan = await run.done("trainer")
 
-        assert run.fired("after-vote")
         assert plan.resume == 121
         await run.ends_like(long_golden, lost=1, unwritten=[(FOLLOWED, 120)])
         assert read_trace(run.cluster.trace).undone == ()

@@ -1,4 +1,4 @@
-"""Disarming must never be reported while a vote may use the arm, nor after such a vote."""
+"""Disarming must never be reported while a vote may still switch, nor after it has switched."""
 
 from collections.abc import Callable
 
@@ -53,7 +53,7 @@ def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
 
 
 def test_disarming_during_a_vote_is_reported_after_it() -> None:
-    """Else the leader could drop a plan whose switch is already being voted."""
+    """Else the leader could drop a plan whose switch is already being voted on."""
     reports = Reports()
     arming = reports.arming
     arming.arm(order(2))
@@ -100,7 +100,7 @@ def test_a_voted_switch_cannot_be_disarmed_before_the_boundary() -> None:
 
 
 def test_a_rank_that_knows_of_a_dead_joiner_does_not_vote_for_it() -> None:
-    """The leader does not know it yet; the rank stays armed until the leader disarms it."""
+    """The leader does not know of it yet; the rank stays armed until the leader disarms it."""
     reports = Reports()
     arming = reports.arming
     arming.arm(order(2))

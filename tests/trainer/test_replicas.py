@@ -23,7 +23,7 @@ from tmd.trainer.state.replicas import (
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """A group of four in which nobody else is: it sends nothing."""
+    """A world of four without the other three ranks: nothing is sent."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     yield
     dist.destroy_process_group()
@@ -43,7 +43,7 @@ def spread(*replicate: bool) -> nn.Module:
 
 
 def test_dtensors_are_replicas_along_the_dimensions_that_say_so() -> None:
-    """FSDP2 on one dimension, HSDP, tensor parallel without and with replicas."""
+    """Sharded along both dimensions, along the second only (HSDP), the first only, neither."""
     assert read_off([spread(False, False)], 4) == all_different(4)
     assert read_off([spread(True, False)], 4) == ((0, 2), (1, 3))
     assert read_off([spread(False, True)], 4) == ((0, 1), (2, 3))
@@ -75,6 +75,6 @@ def test_a_declaration_of_replicas_is_checked() -> None:
 
 
 def test_groups() -> None:
-    """Ranks are together where all say so, and a rank is in the group that names it."""
+    """Ranks stay together where all partitions agree; a rank's group is the one that lists it."""
     assert common(((0, 1), (2, 3)), ((0, 1, 2), (3,))) == ((0, 1), (2,), (3,))
     assert group_of(((0, 2), (1, 3)), 3) == (1, 3)

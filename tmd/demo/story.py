@@ -17,11 +17,12 @@ from msgspec import Struct
 from tmd.child import send
 from tmd.core.values.model import FINAL, Activity, ClusterView, MigrationPlan
 from tmd.demo.cluster import LocalCluster, describe, host_of, ready, workers
-from tmd.lifeline import die_with_parent
 
 DRAINED_RANK = 1
 KILLED_RANK = 2
 PATIENCE_S = 300.0
+LIFELINE = (sys.executable, "-m", "tmd.lifeline")
+"""The command after it ends with this process."""
 
 
 class StoryTimes(Struct):
@@ -85,13 +86,12 @@ async def run_golden(
         try:
             for rank in range(ranks):
                 process = await asyncio.create_subprocess_exec(
-                    *(*prefix, sys.executable, *script),
+                    *(*LIFELINE, *prefix, sys.executable, *script),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     process_group=0,
-                    preexec_fn=die_with_parent,
                 )
                 processes.append(process)
             codes = [await process.wait() for process in processes]

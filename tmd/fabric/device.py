@@ -4,7 +4,7 @@ A script only queues work on a GPU, in streams that are unordered unless an even
 C++ Programming Guide, "Streams"). A thread of the runtime that reads or writes the script's
 tensors first waits for an event of the script's stream. It copies in a stream of its own, so that
 the copy neither waits for the script's later work nor delays it. Threads of one name share that
-stream: torch keeps free memory for each stream, and a thread of each loss would leave some behind.
+stream: torch caches memory for each stream, and every recovery starts new threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Queued(Protocol):
         ...
 
     def aside(self) -> AbstractContextManager[None]:
-        """What this thread queues on these devices within the context goes to a stream of its own.
+        """What this thread queues on these devices within the context goes to another stream, which
+        only threads of its name use.
 
         At the end of the context it is done.
         """
@@ -172,8 +173,8 @@ _current: Device = Cuda()
 
 @contextmanager
 def after(queued: Queued) -> Iterator[None]:
-    """What this thread queues within the context comes after ``queued``, in a stream of its own;
-    at the end of the context it is done."""
+    """What this thread queues within the context comes after ``queued``, in a stream that only
+    threads of its name use; at the end of the context it is done."""
     queued.wait()
     with queued.aside():
         yield

@@ -67,7 +67,7 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     step: int = 0
     """Number of committed steps, and so of the current step."""
     undecided: bool = False
-    """STUCK inside the vote with ok = 1: it has complete gradients of step ``step``."""
+    """The result of its vote is unknown: it has complete gradients of ``step``."""
     armed: int = 0
     """The epoch that it is ready to switch to at a step boundary; 0 for none."""
     plan: str = ""

@@ -222,7 +222,7 @@ class PassingGroup(Group):
         if queued:
             with blocked.computing():
                 queued.wait()
-        # In a stream of its own, which waits for this operation only: a wait for it is but queued.
+        # A wait for it is but queued, so it goes to a stream that no thread of the script uses.
         with blocked, queued.aside():
             try:
                 operation.work.wait()
@@ -235,7 +235,8 @@ class PassingGroup(Group):
     def _settles_within(self, seconds: float) -> bool:
         if not self._operations:
             return True
-        thread = threading.Thread(target=self.settle, name="tmd-settle", daemon=True)
+        name = f"tmd-settle-{self.view.name}"
+        thread = threading.Thread(target=self.settle, name=name, daemon=True)
         thread.start()
         thread.join(seconds)
         return not thread.is_alive()

@@ -48,7 +48,7 @@ class Step:
     def record(self, loss: Tensor | float) -> None:
         """Report the loss of this step for ``tmd status`` and the trace, if it is committed.
 
-        Call it before the optimizer: a later loss on a device is read with a wait of its own.
+        Call it before the optimizer: reading a loss that is recorded later waits for the device.
         """
         self._cycle.record(loss)
 

@@ -51,7 +51,7 @@ class StepCycle:
         self._loss: Tensor | float | None = None
         """The loss of the present step, if the script has recorded one."""
         self._pass: int | None = None
-        """The rank of a pass that is not the last of its step."""
+        """The rank of the present pass; ``None`` in the last one of a step."""
         self._losses: dict[int, float | None] = {}
         """By adopted rank, the losses of the passes of this step so far."""
         self._registry: Registry | None = None
@@ -92,7 +92,7 @@ class StepCycle:
         if first:
             self._losses = {}
         else:
-            # What the pass before has changed, in the step or after it.
+            # Undo what the previous pass has changed, in the step or after it.
             self._local.undo()
         self._pass = None if last else rank
         self.hooks.adoption.begin_pass(rank, first=first, last=last)
@@ -117,7 +117,7 @@ class StepCycle:
         self._open = False
 
     def keep(self) -> None:
-        """Keep what code that follows may change: :meth:`take_back` and :meth:`has_changed`."""
+        """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
         assert self._local is not None
         self._local.keep()
 
@@ -172,7 +172,7 @@ class StepCycle:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
             self.outcome = self.hooks.vote(self._local, trains=self._trains)
             if self.outcome is VoteOutcome.COMMIT:
-                # The vote has waited for the device, and the optimizer will keep it busy again.
+                # Little is queued on the device here. After the optimizer it would be busy again.
                 self._read_loss()
 
     def _read_loss(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Finishes a step in the middle of which a rank was lost, with its hot standby in its place.
+"""Finishes a step during which a rank was lost, with that rank's hot standby in its place.
 
 The operations of the step wait (:mod:`tmd.fabric.unfinished_step`), and with them, sooner or later,
 the main thread. Meanwhile this thread does what the main thread does at the boundary after a broken
@@ -7,7 +7,7 @@ agree on the operation from which each group goes on. Wherever that is not possi
 operations end without a result, and the main thread repeats the step.
 
 Hazard: everything that is called here is otherwise called by the main thread. It is called only
-while the step is suspended, when the main thread is in the script or waits for the end of that.
+while the step is suspended, when the main thread is in the script or waits for that to end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tmd.core.worker.broken_step import Place, first_operations
 from tmd.core.worker.responses import Response
 from tmd.trainer.protocol.step_vote import exchange
 from tmd.trainer.protocol.take_over import Takeover
-from tmd.trainer.shadow.receiver import ShadowLost
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
@@ -32,11 +31,12 @@ from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.recovery import Recovery
 from tmd.trainer.worker.shadow_driver import ShadowDriver
 from tmd.trainer.worker.status_reporter import StatusReporter
+from tmd.trainer.worker.unheard_vote import can_stand_in
 
 LONGEST_S = 15.0
 """Longest wait for the next directive: a new leader may be needed. Then the step is repeated."""
 REST_S = 5.0
-"""Longest time in which operations end whose links are cut."""
+"""Longest wait for operations to end once their links are cut."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -189,11 +189,8 @@ class Continuation:
 
     def _as_follower(self, following: ShadowSession) -> Sync | None:
         """Become the rank in its unfinished step; ``None`` if that is not what the plan wants."""
-        self._fabric.step.at_rest(REST_S)  # only now it is known whether they were the rank's
-        if not (following.keeps_shadowing and following.has_state) or following.shadow.mismatch:
-            return None
-        if isinstance(following.shadow.lost, ShadowLost):
-            # The rank lives: its step broke since another one was lost.
+        self._fabric.step.at_rest(REST_S)  # a mismatch is known only once no operation runs
+        if not can_stand_in(following):
             return None
         if self._reporter.status.activity is not Activity.STANDBY:
             self._driver.report_standing_by(following, undecided=False)

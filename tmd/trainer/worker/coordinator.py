@@ -40,6 +40,7 @@ from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
 from tmd.trainer.worker.step_health import StepHealth
+from tmd.trainer.worker.unheard_vote import can_stand_in, is_won
 from tmd.trainer.worker.warmup import Warmup
 from tmd.trainer.worker.wiring import WorkerParts, assemble
 
@@ -197,15 +198,15 @@ class Coordinator:
         try:
             local.exchange_copies(status.step, self.rank, status.world_size, self.adoption.hand_on)
         except LinkError:
-            # This rank does not vote. The rank that a standby follows may have done so.
-            return self._following is not None and parts.driver.rolls_forward()
+            # This worker does not vote. If it is a hot standby, its rank may have voted.
+            return can_stand_in(self._following) and self._rolls_forward()
         armed = self._arming.begin_vote(lambda new: not trains or must_wait(self._fabric, new))
         try:
             kind = STEPPING if trains else REPEATING
             agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)
         except LinkError:
             self._arming.end_vote(0)
-            return parts.driver.rolls_forward() if self._following else self._rolls_forward()
+            return self._rolls_forward()
         self._switch = self._arming.end_vote(agreed)
         parts.mirrors.close_window()
         parts.continuation.heard(told[1])
@@ -373,6 +374,8 @@ class Coordinator:
 
     def _rolls_forward(self) -> bool:
         """After a broken vote with complete gradients: whether another rank committed the step."""
+        if self._following is not None:
+            return is_won(self._parts.driver, self._agent, self._reporter)
         self._halt(undecided=True)
         # If the rank was given back instead, this worker must not continue the step.
         halted = self.status.activity is Activity.STUCK

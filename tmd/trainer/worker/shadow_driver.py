@@ -16,7 +16,6 @@ from tmd.core.planning.directives import (
     HoldState,
     Prepare,
     ShadowRank,
-    Sync,
     is_rehearsal,
 )
 from tmd.core.values.errors import LinkError, StateMismatch
@@ -39,8 +38,6 @@ from tmd.trainer.worker.status_reporter import StatusReporter
 
 RECALLS = 2
 """How often a joiner reconnects to its rank after a broken link, before it waits for a copy."""
-NEWS_S = 15.0
-"""How long a hot standby waits for a plan after a broken vote: a new leader may be needed."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -166,8 +163,8 @@ class ShadowDriver:
             return self._unfit(following, error)
         except LinkError as error:
             return self._lost(following, error)
-        # Between two batches() calls a script may print or save. Until the next one the session
-        # reports that this worker is a shadow, and a rank that is not 0 if there is a choice.
+        # Between two batches() calls a script may print or save. Until the next call the session
+        # reports a shadow, with a rank other than 0 if possible.
         self._fit.rest()
         return needed
 
@@ -343,17 +340,6 @@ class ShadowDriver:
         self._reporter.report_rehearsal(directive.plays, verdict, heard)
         self.attempts.settle(directive)
 
-    def rolls_forward(self) -> bool:
-        """The source ended before its vote: wait for the plan; returns whether to commit."""
-        following = self.following
-        if following is None or not isinstance(following.directive, ShadowRank):
-            return False
-        self.report_standing_by(following, undecided=True)
-        directive = self._agent.wait_a_while(lambda d: d != following.directive, NEWS_S)
-        if isinstance(directive, HoldState):
-            directive = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
-        return isinstance(directive, Sync) and directive.resume == following.step + 1
-
     def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:
         """Keep the state for a possible recovery."""
         log.info("rank %d: the shadow has ended: %s", following.directive.plays, error)
@@ -365,7 +351,7 @@ class ShadowDriver:
         return None
 
     def report_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
-        """Report that the rank is gone and its state is here."""
+        """Report that the shadow has ended and its state is here."""
         self._state.early.stand(following.step)
         self._state.early.begin()
         self._reporter.update(

@@ -1,4 +1,4 @@
-"""Holds the worker's status: two threads change it, the agent sends it."""
+"""Holds the worker's status: several threads change it, the agent sends it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StatusReporter:
         Raises:
             IllegalTransition: ``event`` is impossible in the current activity.
         """
-        # Under the lock: two threads must not both start from the same old status.
+        # Under the lock: no two threads may start from the same old status.
         with self._changing:
             if event is not None:
                 activity = transition(self._status.activity, event)
@@ -132,8 +132,9 @@ class StatusReporter:
         serves: tuple[int, ...],
         roles: Roles,
     ) -> None:
-        """Report which ranks have equal state, which devices hold this one's, and which ranks the
-        built objects can serve; empty for any. ``roles``: of all ranks, as far as known."""
+        """Report which ranks have equal state, which devices hold that of this worker, and which
+        ranks the built objects can serve; empty for any. ``roles``: of all ranks, as far as known.
+        """
         self._replicas, self._roles = replicas, roles
         self.update(devices=devices_of(models), serves=serves)
 
@@ -143,7 +144,7 @@ class StatusReporter:
 
     def report_rehearsal(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
         """Report ``verdict`` on ``rank`` and on ranks of its role. ``heard``: roles of all ranks,
-        if received after the known ones."""
+        if newer than the known ones."""
         roles = [each.structure for each in heard or self._roles.known]
         self.update(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
 
