@@ -7,11 +7,11 @@ random times, so that losses meet a job without a standby, which holds. The simu
 costs of the first run and the trace of the second, and nothing else of it but its undisturbed step.
 
 ``goodput``: committed steps times the mean undisturbed step, over the time. The cost of an event is
-the time that is lost in the few steps around it. Launchers restart joined workers at
-once. By default the pause doubles with each failure in a row, and the workers of a real job do not
-fail in a row. The job's steps consist mostly of waiting. On two cores a worker that starts would
-otherwise slow down those that train by a third for some six seconds, which the simulation does not
-know, and which does not happen where each worker has a GPU and cores of its own.
+the time that is lost in the few steps around it. Launchers restart joined workers at once. By
+default the pause doubles with each consecutive failure, which real jobs hardly have. The steps of
+the job consist mostly of waiting. On two cores a worker that starts would otherwise slow down those
+that train by a third for some six seconds, which the simulation does not know, and which does not
+happen where each worker has a GPU and cores of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, run_on
 from bench.measure import Report, commit_times, options, summary
 from tmd import embedded
 from tmd.config import Settings
-from tmd.core.values.model import FINAL, ClusterView, Phase
+from tmd.core.values.model import ClusterView, MigrationPlan, Phase, PlanKind
 from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
 from tmd.demo.report import DemoTrace, read_trace
 from tmd.simulate import compare, costs
@@ -104,7 +104,10 @@ def killed(view: ClusterView, rank: int) -> bool:
     found = next((w for w in workers(view) if w.rank == rank and host is not None), None)
     if found is None:
         return False
-    os.kill(found.pid, signal.SIGKILL)
+    try:
+        os.kill(found.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False  # the view is older than the last kill
     return True
 
 
@@ -115,8 +118,10 @@ async def settled(cluster: LocalCluster) -> ClusterView:
     )
 
 
-def finals(view: ClusterView) -> int:
-    return len(view.jobs[0].history) if view.jobs else 0
+def drains_of(view: ClusterView) -> list[MigrationPlan]:
+    """The planned moves that have ended, in order."""
+    history = view.jobs[0].history if view.jobs else ()
+    return [plan for plan in history if plan.kind is PlanKind.PLANNED]
 
 
 async def moved(cluster: LocalCluster, rank: int) -> tuple[str, float]:
@@ -124,11 +129,16 @@ async def moved(cluster: LocalCluster, rank: int) -> tuple[str, float]:
     view = await cluster.view()
     host = host_of(view, rank)
     assert host is not None
-    begin, before = time.time(), finals(view)
+    begin, before = time.time(), {plan.id for plan in drains_of(view)}
+
+    def ended(view: ClusterView) -> list[MigrationPlan]:
+        return [plan for plan in drains_of(view) if plan.id not in before]
+
     await cluster.drain(host.host)
-    view = await cluster.until(lambda v: finals(v) > before, "the drain is done", PATIENCE_S)
-    plan = view.jobs[0].history[before]
-    assert plan.phase in FINAL, plan.phase
+    view = await cluster.until(lambda v: bool(ended(v)), "the drain is done", PATIENCE_S)
+    plan = ended(view)[0]
+    if plan.phase is not Phase.DONE:
+        raise RuntimeError(f"the drain was {plan.phase}: {plan.outcome}")
     switched = next((m.at for m in plan.timeline if m.phase is Phase.SWITCH), time.time())
     return host.host, switched - begin
 
@@ -293,12 +303,14 @@ def tell(report: Report, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = options("goodput", __doc__, repeats=5)
-    parser.add_argument("--events", type=int, default=6, help="kills, and drains, for the costs")
+    parser.add_argument(
+        "--events", type=int, default=6, help="kills, and as many drains, for the costs"
+    )
     parser.add_argument("--quiet", type=int, default=20, help="steps between two of them")
     parser.add_argument("--window-s", type=float, default=120.0, help="length of the trace")
     parser.add_argument("--every-s", type=float, default=4.0, help="mean time between events")
     parser.add_argument("--drains", type=float, default=0.15, help="share of drains")
-    parser.add_argument("--seed", type=int, default=1, help="of the trace; the next repeat's next")
+    parser.add_argument("--seed", type=int, default=1, help="of the first trace; a repeat adds 1")
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.events, args.quiet, args.window_s = 1, 1, 10, 60.0

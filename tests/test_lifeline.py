@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 PARENT = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-m", "tmd.lifeline", *sys.argv[1:]])
+import os, subprocess, sys
+lifeline = [sys.executable, "-m", "tmd.lifeline", str(os.getpid())]
+child = subprocess.Popen([*lifeline, *sys.argv[1:]])
 print(child.pid, flush=True)
 child.wait()
 """
@@ -34,5 +35,14 @@ def test_a_command_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_command_keeps_its_exit_status() -> None:
-    says = [sys.executable, "-m", "tmd.lifeline", sys.executable, "-c", "raise SystemExit(7)"]
-    assert subprocess.run(says, check=False, timeout=LONG_S).returncode == 7
+    assert status(os.getpid()) == 7
+
+
+def test_a_command_whose_parent_has_ended_is_not_started() -> None:
+    assert status(os.getppid()) == 0
+
+
+def status(parent: int) -> int:
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    lifeline = [sys.executable, "-m", "tmd.lifeline", str(parent)]
+    return subprocess.run([*lifeline, *command], check=False, timeout=LONG_S).returncode

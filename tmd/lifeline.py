@@ -1,8 +1,9 @@
 """Lets a child end together with its parent, however the parent ends (Linux).
 
-``python -m tmd.lifeline COMMAND ...`` runs a command that does. Use that where the parent may have
-loaded torch: a child that runs Python between fork and exec frees thread-local caches of torch, and
-a process group in them would wait forever for threads that the child does not have.
+``python -m tmd.lifeline PARENT COMMAND ...`` runs COMMAND as such a child of the process PARENT. It
+is for parents that may have loaded torch: a child that runs Python between fork and exec frees
+thread-local caches of torch, and a process group in them would wait forever for threads that the
+child does not have.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL at the death of the parent; for use as ``preexec_fn``."""
+    """Ask the kernel for SIGKILL when the thread that forked this process ends; for use as
+    ``preexec_fn``."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
     die_with_parent()
-    os.execvp(sys.argv[1], sys.argv[1:])
+    if os.getppid() == int(sys.argv[1]):  # else it ended while this process started
+        os.execvp(sys.argv[2], sys.argv[2:])

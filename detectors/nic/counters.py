@@ -62,8 +62,8 @@ finding may move a rank: only a link that went down twice is FATAL."""
 
 REPEATING = ("port_rcv_errors", "local_ack_timeout_err", "roce_slow_restart", "port_xmit_discards")
 STRIKES, STRIKES_WINDOW_S, STRIKES_APART_S = 3, HOUR, 5 * MINUTE
-"""Three times within an hour on one port is more than transient congestion. Strikes are this far
-apart at least: a single long burst is not three."""
+"""Three bursts within an hour on one port are more than transient congestion. Strikes are this far
+apart at least, and a burst is one strike however long it lasts."""
 REPEATED = "errors_repeated"
 
 PEGS = {
@@ -96,6 +96,8 @@ class CounterHistory:
         self._held: dict[str, tuple[NicFinding, float]] = {}
         """name -> the finding, and when it was last seen."""
         self._strikes: deque[float] = deque(maxlen=STRIKES)
+        self._bursting: set[str] = set()
+        """Counters that were above a limit at their last reading."""
 
     def observe(self, counters: Mapping[str, int], now: float) -> dict[str, NicFinding]:
         """The findings that hold after this reading, by name of the counter.
@@ -105,9 +107,12 @@ class CounterHistory:
         for name in RULES.keys() & counters.keys():
             self._read(name, counters[name], now)
             found = self._exceeded(name, now)
-            if found is not None:
+            if found is None:
+                self._bursting.discard(name)
+            else:
                 self._hold(name, found, now)
                 self._strike(name, now)
+                self._bursting.add(name)
         self._held = {n: h for n, h in self._held.items() if now - h[1] < self._quiet_s}
         findings = {name: finding for name, (finding, _) in self._held.items()}
         pegged = sorted(name for name, value in counters.items() if PEGS.get(name) == value)
@@ -146,7 +151,8 @@ class CounterHistory:
     def _strike(self, name: str, now: float) -> None:
         if name not in REPEATING:
             return
-        if not self._strikes or now - self._strikes[-1] >= STRIKES_APART_S:
+        begins = name not in self._bursting
+        if begins and (not self._strikes or now - self._strikes[-1] >= STRIKES_APART_S):
             self._strikes.append(now)
         if len(self._strikes) == STRIKES and now - self._strikes[0] < STRIKES_WINDOW_S:
             text = f"errors at a high rate {STRIKES} times within an hour, last {name}"

@@ -13,7 +13,7 @@ from .probe import Ended, Hung, NvmlProbe
 
 LIBRARY = "libnvidia-ml.so.1"
 LONGEST_PAUSE = 8
-"""Pauses between attempts while the driver hangs, in units of the interval."""
+"""Longest pause between attempts while the driver hangs, in units of the interval."""
 
 
 class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):

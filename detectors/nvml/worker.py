@@ -69,7 +69,8 @@ class NvmlReader:
                 call(nvml.nvmlDeviceGetUUID, handle),
             )
             if info is not None:
-                self._known[index] = (_pci(info), str(uuid or ""))
+                _, before = self._known.get(index, ("", ""))
+                self._known[index] = (_pci(info), str(uuid or before))
         if index not in self._known:
             return None  # the judge reports it: sysfs shows it, NVML does not
         pci, uuid = self._known[index]

@@ -47,6 +47,7 @@ def test_operators_are_let_in(changes):
         ({"authorization": f"Basic {TOKEN}"}, "wrong_token"),
         ({"authorization": f"Bearer {TOKEN}x"}, "wrong_token"),
         ({"authorization": "Bearer \u00fc"}, "wrong_token"),
+        ({"authorization": "Bearer \udcff"}, "wrong_token"),  # a byte that is not UTF-8
         ({"host": "evil.example:7471"}, "wrong_host"),
         ({"host": ""}, "wrong_host"),
         ({"host": "[::1"}, "wrong_host"),

@@ -329,6 +329,15 @@ def test_three_bursts_within_an_hour_are_more_than_a_warning(see):
     assert ("nic.errors_repeated", Severity.DEGRADED) in bursts(see, 1000, 2000, 3000)
 
 
+def test_one_long_burst_is_a_warning(see):
+    """Eleven minutes of congestion."""
+    out = see(0, counting(port_rcv_errors=0))
+    for n in range(1, 133):
+        out += see(5 * n, counting(port_rcv_errors=500 * n))
+
+    assert out == [("nic.port_rcv_errors", Severity.WARNING)]
+
+
 @pytest.mark.parametrize("starts", [(1000, 2000), (1000, 1020, 1040), (1000, 3000, 4800)])
 def test_fewer_closer_or_rarer_bursts_are_a_warning(see, starts):
     assert "nic.errors_repeated" not in dict(bursts(see, *starts))

@@ -62,7 +62,7 @@ def test_a_file_of_ones_own_changes_some_costs_and_is_their_source(tmp_path: Pat
     [
         ("steps = 4", "there is no cost 'steps'; there are step_s"),
         ("step_s = -1", "step_s = -1: give a number of at least 0"),
-        ("step_s = 0", "step_s = 0: a step takes longer than no time"),
+        ("step_s = 0", "step_s = 0: give a number above 0"),
         ("step_s = '4'", "step_s = '4': give a number"),
         ("step_s =", "is not valid TOML"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import json
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -391,3 +392,13 @@ def test_reserved_names_are_refused(name: str) -> None:
         Saving(
             ordered("somewhere", 1, 1), registry, lambda: all_different(1), 1, print, lambda: str
         )
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Not the seal, which is in order."""
+    place = tmp_path / name_of(STEP)
+    (place / "part-0").mkdir(parents=True)  # a folder: reading it fails for root as well
+    seal = archive.CheckpointSeal(STEP, Position(), 1, {"part-0": (1, "0")})
+    (place / archive.SEAL).write_bytes(json.encode(seal))
+
+    assert archive.flaw(tmp_path, STEP).startswith("part-0 cannot be read: ")

@@ -21,8 +21,6 @@ from tmd.demo.cluster import LocalCluster, describe, host_of, ready, workers
 DRAINED_RANK = 1
 KILLED_RANK = 2
 PATIENCE_S = 300.0
-LIFELINE = (sys.executable, "-m", "tmd.lifeline")
-"""The command after it ends with this process."""
 
 
 class StoryTimes(Struct):
@@ -81,12 +79,13 @@ async def run_golden(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
     environment |= {"TMD_TRACE": str(trace), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    lifeline = (sys.executable, "-m", "tmd.lifeline", str(os.getpid()))
     processes: list[Process] = []
     with log.open("wb") as output:
         try:
             for rank in range(ranks):
                 process = await asyncio.create_subprocess_exec(
-                    *(*LIFELINE, *prefix, sys.executable, *script),
+                    *(*lifeline, *prefix, sys.executable, *script),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -24,7 +24,7 @@ class Costs(Struct, frozen=True):
     restart_s: float
     """All workers end, start again and load a checkpoint; without work that is repeated."""
     save_s: float
-    """Training waits so long for a checkpoint."""
+    """How long training waits for a checkpoint."""
     warm_s: float
     """A loss that a warm standby takes over, beyond the step that is repeated."""
     hot_s: float
@@ -37,7 +37,7 @@ class Costs(Struct, frozen=True):
     resize_s: float
     """An elastic job loses or takes in a replica."""
     snapshot_s: float
-    """Training waits so long for a snapshot."""
+    """How long training waits for a snapshot."""
     hot_share: float
     """Slow-down of the job for one hot standby, as a share of a step."""
     rejoin_s: float
@@ -58,7 +58,7 @@ def shipped() -> dict[str, Sourced]:
 
 
 def read(path: Path) -> Sourced:
-    """The costs in a file of one's own: those of ``bench`` that it does not name stay.
+    """The costs in a user's file; ``bench`` supplies those that it omits.
 
     Raises:
         ConfigError: names the file, the key and the remedy.
@@ -77,7 +77,7 @@ def changed(base: Sourced, values: dict[str, Any], source: str) -> Sourced:
     """``base`` with other ``values``, all from ``source``.
 
     Raises:
-        ConfigError: a key is unknown, or a value is no number of at least 0.
+        ConfigError: a key is unknown, or a value is not a number of at least 0.
     """
     known = Costs.__struct_fields__
     for key, value in values.items():
@@ -87,7 +87,7 @@ def changed(base: Sourced, values: dict[str, Any], source: str) -> Sourced:
         if not number or not 0 <= value < float("inf"):
             raise ConfigError(f"{source}: {key} = {value!r}: give a number of at least 0")
         if key == "step_s" and value == 0:
-            raise ConfigError(f"{source}: step_s = 0: a step takes longer than no time")
+            raise ConfigError(f"{source}: step_s = 0: give a number above 0")
     costs = structs.replace(base.costs, **{k: float(v) for k, v in values.items()})
     return Sourced(costs, {**base.sources, **dict.fromkeys(values, source)})
 

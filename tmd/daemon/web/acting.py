@@ -81,7 +81,7 @@ async def resume(request: web.Request) -> web.Response:
 
 
 async def _admitted(request: web.Request, kind: type[T]) -> T:
-    """The body of a request that may change the state. Every request is logged, refused or not."""
+    """The body of a request that may change the state. It is logged, also if it is refused here."""
     parts = request.app[PARTS]
     headers = RequestHeaders(
         host=request.headers.get(hdrs.HOST, ""),
@@ -98,6 +98,7 @@ async def _admitted(request: web.Request, kind: type[T]) -> T:
     try:
         body = msgspec.json.decode(await request.read() or b"{}", type=kind)
     except UNREADABLE as error:
+        log.warning("request refused", **client, reason="bad_body")
         raise Refused(RequestProblem(400, "bad_body", brief(error))) from None
     log.info("request of an operator", **client, body=str(body))
     return body

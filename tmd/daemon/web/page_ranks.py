@@ -21,12 +21,12 @@ class Ranks(Struct, frozen=True):
 
     @property
     def step(self) -> int:
-        """That of the foremost rank; 0 without a report."""
+        """Step of the foremost rank; 0 without a report."""
         return max((status.step for status in self.heard), default=0)
 
     @property
     def loss(self) -> float | None:
-        """The mean of all finite ones. One that is not a number would differ from itself."""
+        """The mean of all finite ones. NaN would make its row of the page differ at each look."""
         losses = [s.loss for s in self.heard if s.loss is not None and isfinite(s.loss)]
         return sum(losses) / len(losses) if losses else None
 

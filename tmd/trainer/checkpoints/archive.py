@@ -41,7 +41,7 @@ METADATA = ".metadata"
 NEW = ".new"
 PART = "part-"
 ABSENT = "it is not there"
-"""Flaw of a checkpoint that only other ranks see."""
+"""The flaw of a checkpoint that this rank cannot see."""
 BLOCK = 1 << 24
 
 
@@ -187,6 +187,7 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
     place = folder / name_of(step)
     if not place.exists():
         return ABSENT
+    name = SEAL
     try:
         seal = _read_seal(place)
         for name in sorted(seal.files)[share::shares]:
@@ -195,7 +196,7 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
             if _digest(place / name) != seal.files[name]:
                 return f"{name} differs from what was written"
     except (OSError, MsgspecError) as error:
-        return f"{SEAL} cannot be read: {in_words(error)}"
+        return f"{name} cannot be read: {in_words(error)}"
     return ""
 
 

@@ -20,7 +20,8 @@ class StepResult(Enum):
 
     COMMITTED = "committed"
     SPOILT = "spoilt"
-    """A rank was lost: nothing of the step counts, and ``batches`` gives its batch again."""
+    """Nothing of the step counts, and ``batches`` gives its batch again: a rank was lost, a link
+    broke, or it is the first step after a checkpoint, which is run twice."""
     SHADOW = "shadow"
     """A standby ran the step: nothing of it counts."""
     PARTIAL = "partial"
@@ -70,7 +71,7 @@ class Step:
             return None
 
     def end(self, loss: Tensor | float | None = None) -> StepResult:
-        """End a step that :meth:`Session.begin` began. Vote if no optimizer has run.
+        """End a step that :meth:`Session.begin` began. Vote if a GradScaler skipped the optimizer.
 
         Raises:
             RuntimeError: no registered optimizer was called in the step.
@@ -92,7 +93,7 @@ class Step:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
         if self.result in ENDED_EARLY:
-            # By a part of it that Step.run has called; what follows computes with nothing.
+            # Step.run has ended it: its later parts return None, and code that uses them may fail.
             return kind is None or issubclass(kind, Exception)
         if kind is None:
             self.end()

@@ -190,6 +190,7 @@ class StepCycle:
         """
         if self.outcome is None:
             if self._trains and not self._scaled:
+                self.close()
                 raise RuntimeError(
                     "no registered optimizer was called in session.step(); to accumulate gradients "
                     "use session.batches(loader, accumulate=k) and call it once in the step"

@@ -1,6 +1,6 @@
-"""What a hot standby does that does not hear how its rank's vote ended.
+"""What a hot standby does if it does not hear how its rank's vote ended.
 
-The rank was lost between its last gradients and what it would have sent on of the vote. The standby
+The rank was lost after its last gradients, before it passed the result of the vote on. The standby
 has all gradients of the step. If another rank has committed it, so must the standby.
 """
 
