@@ -7,47 +7,31 @@ iteration behind it: what bench.first_step compares with.
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
-from torch.utils.data import DataLoader
 
-import tmd.trainer
-from tmd.demo.train import GPT, StandardLibrary, arguments
+from bench import gpt_job
+from tmd.demo.train import GPT
 from tmd.trainer.worker import warmup
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cold", action="store_true", help="standbys run no iteration before")
-    own, sys.argv[1:] = parser.parse_known_args()
-    args = arguments()
-    if own.cold:
+    args = gpt_job.arguments(parser)
+    if args.cold:
         warmup.SHADOW_STEPS = 0
-    torch.manual_seed(args.seed)
-    session = tmd.trainer.join()
-    dist.init_process_group("tmd")
-    data = StandardLibrary(args.context)
-    sampler = session.sampler(len(data), args.batch, args.steps, args.seed)
-    loader = DataLoader(data, args.batch, sampler=sampler, num_workers=args.loader_workers)
+    session, loader = gpt_job.begun(args)
     model = GPT(args.width, args.depth, args.heads, args.context)
     run = torch.compile(model) if args.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     # Nothing tells that ranks are replicas, as DDP would.
     everybody = range(session.world_size)
     session.register(model=model, optimizer=optimizer, replicas=[everybody])
-    for tokens, targets in session.batches(loader):
-        with session.step() as step:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(run(tokens).flatten(0, 1), targets.flatten())
-            loss.backward()
-            average(model)
-            optimizer.step()
-            step.record(loss)
-    dist.destroy_process_group()
+    gpt_job.train(session, loader, run, optimizer, partial(average, model))
 
 
 def average(model: nn.Module) -> None:

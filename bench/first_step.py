@@ -52,7 +52,7 @@ def command(args: argparse.Namespace, way: str) -> tuple[str, ...]:
     cold = ("--cold",) if way == "cold" else ()
     tiny = TINY if args.quick else ()
     more = (*compiled, *cold, *tiny)
-    return (str(chosen.__file__), "--steps", "100000", "--loader-workers", "1", *more)
+    return ("-m", chosen.__name__, "--steps", "100000", "--loader-workers", "1", *more)
 
 
 async def run(folder: Path, script: tuple[str, ...], way: str, act: str) -> Facts:

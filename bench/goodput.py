@@ -8,7 +8,7 @@ costs of the first run and the trace of the second, and nothing else of it but i
 
 ``goodput``: committed steps times the mean undisturbed step, over the time. The cost of an event is
 the time that is lost in the few steps around it. Launchers restart joined workers at once. By
-default the pause doubles with each consecutive failure, which real jobs hardly have. The steps of
+default the pause doubles with each consecutive failure, which are rare in real jobs. The steps of
 the job consist mostly of waiting. On two cores a worker that starts would otherwise slow down those
 that train by a third for some six seconds, which the simulation does not know, and which does not
 happen where each worker has a GPU and cores of its own.
@@ -244,7 +244,7 @@ def predicted(known: Costs, trace: Sequence[Fault], window_s: float) -> Outcome:
 
 async def running(folder: Path, args: argparse.Namespace, act: Any) -> tuple[Commits, Any]:
     """One run of the job with ``act``; its commits, and what was done."""
-    script = (waiting_train.__file__, "--steps", "100000", *TINY)
+    script = ("-m", waiting_train.__name__, "--steps", "100000", *TINY)
     with embedded.redis() as redis:
         spec = ClusterSpec(
             *(folder, redis.url, "bench", RANKS, STANDBY, script),

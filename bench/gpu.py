@@ -39,13 +39,12 @@ from bench.downtime import RANKS, STANDBY, TINY
 from bench.measure import Report, each, options
 from bench.passing import one_card
 from bench.sizes import Oracle
-from tmd import embedded
+from tmd import embedded, lifeline
 from tmd.core.values.model import HostStatus, Member, Membership
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import DemoTrace, events_of, read_trace
 from tmd.demo.story import DRAINED_RANK, KILLED_RANK, StoryTimes
-from tmd.lifeline import die_with_parent
 
 PHASES = ("probe", "ratio", "moves", "losses")
 PHASE_S = {"probe": 120.0, "ratio": 150.0, "moves": 150.0, "losses": 150.0}
@@ -68,7 +67,7 @@ def carriers(device: str) -> dict[str, str]:
 
 def probe_rank(rank: int, size: int, device: str, pipe: Connection) -> None:
     """One rank: builds a group, and sums in it until a peer is lost."""
-    die_with_parent()
+    lifeline.die_with_parent()
     os.environ.update(one_card(f"rank-{rank}"))
     from tmd.fabric import Fabric
     from tmd.fabric.generations.carriers import carry
@@ -145,17 +144,11 @@ def ratio(args: argparse.Namespace) -> Facts:
 def _ratio(args: argparse.Namespace, ranks: int) -> Facts:
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         file = Path(scratch, "passing.json")
-        command = [sys.executable, "-m", "bench.passing", "--json", str(file)]
+        command = [*lifeline.prefix(), sys.executable, "-m", "bench.passing", "--json", str(file)]
         repeats = 1 if args.quick else args.repeats
         command += ["--ranks", str(ranks), "--device", args.device, "--repeats", str(repeats)]
         command += ["--width", "64" if args.quick else "2048"]
-        subprocess.run(
-            command,
-            check=True,
-            timeout=PHASE_S["ratio"] / 2,
-            stdout=sys.stderr,
-            preexec_fn=die_with_parent,
-        )
+        subprocess.run(command, check=True, timeout=PHASE_S["ratio"] / 2, stdout=sys.stderr)
         found: Facts = json.loads(file.read_text())["figures"]
         return found
 

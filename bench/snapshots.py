@@ -36,7 +36,7 @@ async def run(
 ) -> list[rivals.Line]:
     """The trace of an undisturbed run; fails if it should have taken snapshots and has not."""
     with embedded.redis() as redis:
-        command = (sharded_train.__file__, "--snapshots", str(every), *script)
+        command = ("-m", sharded_train.__name__, "--snapshots", str(every), *script)
         spec = ClusterSpec(folder, redis.url, "bench", RANKS, (), command)
         async with LocalCluster(spec) as cluster:
             if every:

@@ -7,10 +7,12 @@ import select
 import subprocess
 import sys
 
+from tmd.lifeline import prefix
+
 PARENT = """
-import os, subprocess, sys
-lifeline = [sys.executable, "-m", "tmd.lifeline", str(os.getpid())]
-child = subprocess.Popen([*lifeline, *sys.argv[1:]])
+import subprocess, sys
+from tmd.lifeline import prefix
+child = subprocess.Popen([*prefix(), *sys.argv[1:]])
 print(child.pid, flush=True)
 child.wait()
 """
@@ -44,5 +46,7 @@ def test_a_command_whose_parent_has_ended_is_not_started() -> None:
 
 def status(parent: int) -> int:
     command = [sys.executable, "-c", "raise SystemExit(7)"]
-    lifeline = [sys.executable, "-m", "tmd.lifeline", str(parent)]
-    return subprocess.run([*lifeline, *command], check=False, timeout=LONG_S).returncode
+    *lifeline, _ = prefix()
+    return subprocess.run(
+        [*lifeline, str(parent), *command], check=False, timeout=LONG_S
+    ).returncode

@@ -175,7 +175,7 @@ async def test_a_loss_between_two_steps(
 async def test_a_standby_that_has_heard_nothing_since_the_last_gradients_goes_on(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Its rank has voted, and was killed before it could send on what it got just before the vote.
+    """Its rank has voted, and was killed before it could pass on what it got just before the vote.
     The standby has all gradients of the step, and takes it for committed as the survivors do."""
     faults = [f"telling@{FOLLOWED}:120=wait", f"hold after-vote@{FOLLOWED}:120=wait", NEVER_SENT]
     async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:

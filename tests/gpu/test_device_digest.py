@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.gpu import NEEDS_GPU
 from tmd.trainer.state.device_digest import WORDS, device_digest
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="needs a GPU and a build of torch for it"
-    ),
-]
+pytestmark = NEEDS_GPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

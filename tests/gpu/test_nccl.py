@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bench.passing import one_card
+from tests.gpu import NEEDS_GPU
 from tmd import embedded
 from tmd.core.values.model import Member, Membership, PlanKind
 from tmd.demo import train
@@ -25,13 +26,7 @@ from tmd.fabric import Fabric, Group
 from tmd.fabric.generations.carriers import carry
 from tmd.fabric.generations.passing import PassingGroup
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="needs a GPU and a build of torch for it"
-    ),
-]
+pytestmark = [*NEEDS_GPU, pytest.mark.timeout(300)]
 
 KEY = b"k" * 32
 SOON_S = 120.0

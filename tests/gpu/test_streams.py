@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
 
+from tests.gpu import NEEDS_GPU
 from tmd.fabric import device
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="needs a GPU and a build of torch for it"
-    ),
-]
+pytestmark = NEEDS_GPU
 
 
 def test_threads_of_one_name_share_a_stream_and_its_memory() -> None:

@@ -266,7 +266,7 @@ def test_an_optimizer_without_gradients_is_named_once(
 def test_a_loss_recorded_before_the_optimizer_is_read_before_it_runs(
     early: bool, waits: int
 ) -> None:
-    """The device is idle at the vote. A wait after the optimizer would leave it idle once more."""
+    """A wait after the optimizer would leave the device idle until the next step begins."""
     twin = Twin()
     before = []
 

@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from tmd import embedded
+from tmd import embedded, lifeline
 from tmd.core.values.errors import ConfigError, TmdError
-from tmd.lifeline import die_with_parent
 
 START_S = 10.0
 SERVICE = "tmd"
@@ -154,13 +153,12 @@ class WithSentinel:
     def _start(self, name: str, *command: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                command,
+                (*lifeline.prefix(), *command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self._folder,
                 process_group=0,
-                preexec_fn=die_with_parent,
             )
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from tmd import lifeline
 from tmd.child import send
 from tmd.core.values.model import FINAL, Activity, ClusterView, MigrationPlan
 from tmd.demo.cluster import LocalCluster, describe, host_of, ready, workers
@@ -79,13 +80,12 @@ async def run_golden(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
     environment |= {"TMD_TRACE": str(trace), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    lifeline = (sys.executable, "-m", "tmd.lifeline", str(os.getpid()))
     processes: list[Process] = []
     with log.open("wb") as output:
         try:
             for rank in range(ranks):
                 process = await asyncio.create_subprocess_exec(
-                    *(*lifeline, *prefix, sys.executable, *script),
+                    *(*lifeline.prefix(), *prefix, sys.executable, *script),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

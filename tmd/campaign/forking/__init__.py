@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tmd.lifeline import die_with_parent
+from tmd import lifeline
 
 CLIENT = Path(__file__).with_name("client.py")
 COMPILER = "TMD_FORK_COMPILER"
@@ -48,12 +48,11 @@ def fork_server(
 @contextmanager
 def _served(python: str, address: Path, more: Mapping[str, str]) -> Iterator[None]:
     server = subprocess.Popen(
-        (python, "-P", "-m", "tmd.campaign.forking.server", str(address)),
+        (*lifeline.prefix(), python, "-P", "-m", "tmd.campaign.forking.server", str(address)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", **more},
         process_group=0,
-        preexec_fn=die_with_parent,
     )
     assert server.stdin is not None
     assert server.stdout is not None

@@ -81,7 +81,7 @@ async def resume(request: web.Request) -> web.Response:
 
 
 async def _admitted(request: web.Request, kind: type[T]) -> T:
-    """The body of a request that may change the state. It is logged, also if it is refused here."""
+    """The body of a request that may change the state. Logs what it refuses, too."""
     parts = request.app[PARTS]
     headers = RequestHeaders(
         host=request.headers.get(hdrs.HOST, ""),

@@ -84,9 +84,9 @@ def _is_address(name: str) -> bool:
 
 def _is_bearer(authorization: str, token: Secret) -> bool:
     scheme, _, given = authorization.partition(" ")
-    # aiohttp decodes bytes that are no UTF-8 as surrogates.
-    bytes_given = given.strip().encode(errors="surrogateescape")
-    same = hmac.compare_digest(bytes_given, token.reveal().encode())
+    # aiohttp decodes bytes that are not UTF-8 as surrogates.
+    said = given.strip().encode(errors="surrogateescape")
+    same = hmac.compare_digest(said, token.reveal().encode())
     return same and scheme.lower() == "bearer"
 
 
@@ -99,7 +99,7 @@ def host_name(host: str) -> str:
 
 
 def _place(origin: str) -> str:
-    """Host and port of an Origin header; other values are returned as they are: no host matches."""
+    """Host and port of an Origin header; any other value is returned unchanged."""
     try:
         return urlsplit(origin).netloc.lower() or origin
     except ValueError:

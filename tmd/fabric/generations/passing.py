@@ -222,7 +222,7 @@ class PassingGroup(Group):
         if queued:
             with blocked.computing():
                 queued.wait()
-        # A wait for it is but queued, so it goes to a stream that no thread of the script uses.
+        # The wait is only queued, so it goes to a stream that the script does not use.
         with blocked, queued.aside():
             try:
                 operation.work.wait()

@@ -373,7 +373,8 @@ class Coordinator:
     # --- a broken step ----------------------------------------------------------------------------
 
     def _rolls_forward(self) -> bool:
-        """After a broken vote with complete gradients: whether another rank committed the step."""
+        """After a broken vote with complete gradients: whether another rank committed the step.
+        Raises Interrupted if a hot standby hears nothing in time."""
         if self._following is not None:
             return is_won(self._parts.driver, self._agent, self._reporter)
         self._halt(undecided=True)
