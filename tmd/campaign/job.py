@@ -156,7 +156,9 @@ def main() -> None:
     session.register(**told, snapshots=args.snapshots)
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=args.every)
-    calls = (session.batches(loader, leave_early=args.leave_early) for _ in range(args.epochs))
+    # An earlier release that runs this script may not know an option.
+    options = {"leave_early": True} if args.leave_early else {}
+    calls = (session.batches(loader, **options) for _ in range(args.epochs))
     for inputs, targets in chain.from_iterable(calls):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)
