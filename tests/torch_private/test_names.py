@@ -43,6 +43,26 @@ def test_ddp_reports_its_buckets_once_they_are_rebuilt() -> None:
     assert ddp.rebuilt_buckets(nn.Linear(2, 2)) is None
 
 
+@pytest.mark.usefixtures("world")
+def test_a_work_says_with_what_it_failed() -> None:
+    """``Work.exception``, which torch 2.11 cannot hand to Python."""
+
+    class Failed(c10d.Work):
+        def exception(self) -> object:
+            return "a peer is gone"
+
+    class Unspoken(c10d.Work):
+        def exception(self) -> object:
+            raise TypeError("Unable to convert function return value to a Python type!")
+
+    done = dist.all_reduce(torch.ones(1), async_op=True)
+    done.wait()
+
+    found = [c10d.error_of(work) for work in (done, Failed(), Unspoken())]
+
+    assert found == [None, "a peer is gone", None]
+
+
 @pytest.mark.parametrize("hook", BACKWARD_HOOKS)
 def test_backward_hooks_of_a_module_are_found(hook: Callable[[nn.Module], object]) -> None:
     """``_backward_hooks`` and ``_backward_pre_hooks``."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from torch._C._distributed_c10d import Store, TCPStore, Work
 from torch.distributed import ProcessGroup, distributed_c10d
 
-__all__ = ["Store", "TCPStore", "Work", "group_ranks"]
+__all__ = ["Store", "TCPStore", "Work", "error_of", "group_ranks"]
+
+
+def error_of(work: Work) -> object | None:
+    """With what a work has failed; ``None`` if it has not, or if this version of torch has no way
+    to say: 2.11 returns an exception of C++ that Python cannot take."""
+    try:
+        error: object | None = work.exception()
+    except TypeError:
+        return None
+    return error
 
 
 def group_ranks() -> dict[ProcessGroup, dict[int, int]]:

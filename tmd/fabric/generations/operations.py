@@ -6,12 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from tmd.fabric.device import Queued
 from tmd.fabric.generations.generation import Generation
+from tmd.torch_private.c10d import error_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,9 @@ class Operation:
     def error(self) -> Any:
         """With what it has ended, or ``None``. An operation of NCCL that fails is complete, and
         its ``wait`` raises nothing."""
-        return self.generation.asked(self.work.exception) if self.ended else None
+        if not self.ended:
+            return None
+        return self.generation.asked(partial(error_of, self.work))
 
 
 class Operations:
