@@ -8,7 +8,7 @@ from tests.trainer.scripts import Script, normed
 from tests.trainer.tailing import pair
 from tmd.core.planning.directives import HoldState, Wait
 from tmd.core.values.errors import LinkError
-from tmd.trainer.protocol.frames import Tail
+from tmd.trainer.protocol.frames import Settled, Tail
 from tmd.trainer.state.state import flatten
 
 pytestmark = pytest.mark.timeout(60)
@@ -35,6 +35,18 @@ def test_a_link_that_stays_open_is_not_waited_for(directive: HoldState | Wait) -
         p.joiner.until(lambda: p.joiner.error is not None)
 
         assert isinstance(p.joiner.error, LinkError)
+
+
+def test_once_in_step_a_joiner_says_at_each_step_where_it_is() -> None:
+    with pair(Script) as p:
+        p.meet()
+        before = [f for f in p.joiner.shadow.told if isinstance(f, Settled)]
+        p.joiner.following.settle()
+        p.together(3)
+        told = [f.step for f in p.joiner.shadow.told if isinstance(f, Settled)]
+
+        assert before == []
+        assert told[1:] == [p.joiner.at - n for n in (2, 1, 0)]
 
 
 def test_there_is_no_state_between_a_tail_and_its_boundary() -> None:

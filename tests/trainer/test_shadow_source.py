@@ -134,6 +134,20 @@ def test_a_settled_joiner_gets_no_more_tails() -> None:
         assert all(f.check for f in rest if isinstance(f, Boundary))
 
 
+def test_a_joiner_that_stays_behind_is_known() -> None:
+    """A switch would wait for it. Joiners of earlier releases do not say where they are."""
+    with show() as s:
+        s.arrive()
+        s.ear.say(Settled())
+        s.ear.until(lambda: not s.shown.tries)
+        unsaid = s.shown.is_ahead(s.step)
+        s.ear.say(Settled(s.step))
+        s.ear.until(lambda: s.shown.is_ahead(s.step + 1))
+
+        assert not unsaid
+        assert not s.shown.is_ahead(s.step)
+
+
 # --- a joiner that does not read ------------------------------------------------------------------
 
 

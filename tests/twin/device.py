@@ -21,6 +21,8 @@ from tmd.fabric import device
 
 DEFAULT = "default"
 """The stream of each thread that has chosen none, as in CUDA."""
+HOST = "host"
+"""Stands for the order of what the processor does."""
 READ_BACK = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero")
 """Operations whose result the host sees, so that they wait for their stream."""
 UNREAD = ("aten::is_pinned",)
@@ -43,6 +45,8 @@ class Twin(device.Cuda):
         self.staged_bytes = 0
         """Their size."""
         self._memory: set[int] = set()
+        self._copied: set[int] = set()
+        """Host memory from or to which the device has copied without a wait of the host."""
         self._thread = _Thread()
 
     # --- as tmd sees it ---------------------------------------------------------------------------
@@ -134,17 +138,19 @@ class Twin(device.Cuda):
             memory_of(t) for name, value in by_name if name in changed for t in tensors(value)
         }
         here = touched & self._memory
+        queued = bool(here) and by_name_of(by_name, "non_blocking")
         is_view = not changed and any(r.alias_info for r in schema.returns)
         if here and not is_view and schema.name not in UNREAD:
             place = f"{schema.name} of thread {threading.current_thread().name}"
             self.recorder.run(stream, here - written, here & written, place)
+        self._on_host(stream, touched - here, written, queued=queued)
         result = run()
         to_host = bool(here) and (
             bool(written - self._memory)
             or str(kwargs.get("device", "")) == "cpu"
             or schema.name in READ_BACK
         )
-        if to_host:
+        if to_host and not queued:
             self.synchronize()
         if not is_view:
             made = {memory_of(t) for t in tensors(result)} - touched
@@ -156,6 +162,16 @@ class Twin(device.Cuda):
             else:
                 self._memory -= made
         return result
+
+    def _on_host(self, stream: str, touched: set[int], written: set[int], *, queued: bool) -> None:
+        """Record what an operation does with host memory that the device may still copy."""
+        if queued:
+            self._copied |= touched
+            self.recorder.run(stream, touched - written, touched & written, "a copy")
+        elif found := touched & self._copied:
+            self.recorder.run(HOST, found - written, found & written, "the host")
+            self.recorder.finish(self.recorder.moment(HOST))
+            self.recorder.waits -= 1
 
     def _makes(self, touched: set[int]) -> bool:
         return not touched and self._thread.makes
@@ -199,6 +215,10 @@ class Recording(TorchDispatchMode):
 
 def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def by_name_of(arguments: list[tuple[str, Any]], name: str) -> bool:
+    return any(value is True for key, value in arguments if key == name)
 
 
 def memory_of(tensor: Tensor) -> int:

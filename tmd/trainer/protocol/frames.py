@@ -53,7 +53,13 @@ class Begin(Struct, frozen=True, tag=True):
 
 
 class Settled(Struct, frozen=True, tag=True):
-    """The joiner is in step and needs no more tails and few digests."""
+    """The joiner is in step and needs no more tails and few digests.
+
+    In a planned move it says so at each step from then on: its state is that at the start of
+    ``step``. 0 says nothing, as releases before this field do.
+    """
+
+    step: int = 0
 
 
 class Took(Struct, frozen=True, tag=True):

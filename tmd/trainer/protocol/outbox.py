@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tmd.fabric import device
+from tmd.fabric.packing import pack
 from tmd.trainer.protocol.frames import Envelope, Frame, specs_of
 
 Entry = tuple[Envelope, Tensor]
@@ -54,12 +55,7 @@ class Outbox:
         body = self._take(size)
         if body is None:
             return None
-        offset = 0
-        for tensor in tensors:
-            if count := tensor.nbytes:
-                flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-                body[offset : offset + count].copy_(flat)
-                offset += count
+        pack(tensors, body)
         return Envelope(frame, specs_of(tensors)), body
 
     def wake(self) -> None:

@@ -316,6 +316,10 @@ class ShadowLost(LinkError):
         self.final = final
 
 
+class Overdue(LinkError):
+    """This worker cannot keep up or cannot shadow at all, though it may be sound."""
+
+
 class Differs(StateMismatch):
     """This worker computes other bits than the rank that it shadows."""
 

@@ -7,6 +7,7 @@ already passed. A shadow is in step once its digest equals the source's after a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -33,9 +34,8 @@ from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.shadow.comparison import DigestComparison
 from tmd.trainer.shadow.lag import Lag
-from tmd.trainer.shadow.receiver import Arrival, Differs, ShadowReceiver
+from tmd.trainer.shadow.receiver import Arrival, Differs, Overdue, ShadowReceiver
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.dtensors import like
 from tmd.trainer.state.state import unflatten
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
 from tmd.trainer.state_transfer.obstacle import NextLoop
@@ -47,10 +47,6 @@ REPLACEABLE_S, LAST_COPY_S = 0.02, 0.25
 state, or if there is none (TCP retransmits after 0.2 s)."""
 
 log = logging.getLogger("tmd.trainer")
-
-
-class Overdue(LinkError):
-    """This worker cannot keep up or cannot shadow at all, though it may be sound."""
 
 
 class ShadowStage(IntEnum):
@@ -224,6 +220,9 @@ class ShadowSession:
         """Note a computed step: the state is that at the start of ``step`` now."""
         self._at = step
         self._place = ShadowPlace.WAITING
+        if self._stage is ShadowStage.SETTLED and isinstance(self.directive, Prepare):
+            with contextlib.suppress(LinkError):  # the next frame shows it, too
+                self.shadow.send(Settled(step))
 
     def check_again(self) -> None:
         """Compare the digests that have arrived, before this worker assumes the rank.
@@ -248,7 +247,7 @@ class ShadowSession:
     def settle(self) -> None:
         """Note that it is in step: it needs no more tails and few digests."""
         self._stage = ShadowStage.SETTLED
-        self.shadow.send(Settled())
+        self.shadow.send(Settled(self.step))
 
     def jumps_no_more(self) -> None:
         """Compute every step here from now on."""
@@ -352,9 +351,9 @@ class ShadowSession:
         own = self._units.of(tail.optimizer)
         for number in own:
             params[number].grad = None
-        for number, grad in zip(tail.units, tensors, strict=False):
-            if number not in self._missing:
-                params[number].grad = like(params[number], grad.to(params[number].device))
+        self._units.give_gradients(
+            {n: t for n, t in zip(tail.units, tensors, strict=False) if n not in self._missing}
+        )
         values = unflatten(tail.values, iter(tensors[len(tail.units) :]))
         self._units.set_values(tail.optimizer, values)
         try:

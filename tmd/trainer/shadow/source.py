@@ -99,6 +99,8 @@ class ShadowSource:
         self._staging = threading.Lock()
         self._begin: Begin | None = None
         self._settled = False
+        self._reached = 0
+        """The step at whose start the joiner is, once it is in step; 0 if it does not say."""
         self._tails = True
         """Whether the joiner may have to jump over steps."""
         self._copied = 0
@@ -180,6 +182,11 @@ class ShadowSource:
         self._enter(SourceStage.RELEASED)
         if self._took.is_set():
             self.drop(TAKEN)
+
+    def is_ahead(self, step: int) -> bool:
+        """Whether this rank is at the end of ``step``, and the joiner of a move, in step before,
+        has not begun it: after a switch all ranks would wait for it."""
+        return bool(self.plan) and self.live and 0 < self._reached < step
 
     # --- any thread -------------------------------------------------------------------------------
 
@@ -343,8 +350,9 @@ class ShadowSource:
                 match frame:
                     case Begin():
                         self._begin = frame
-                    case frames.Settled():
+                    case frames.Settled(step=step):
                         self._settled, self._tails = True, False
+                        self._reached = step
                     case frames.Took():
                         self._took.set()
                         if self._stage is SourceStage.RELEASED:

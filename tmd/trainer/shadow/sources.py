@@ -81,6 +81,10 @@ class ShadowSources:
                 for mirror in self._mirrors:
                     mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
 
+    def ahead(self, step: int) -> bool:
+        """Whether a planned switch at the end of ``step`` would wait for a joiner."""
+        return any(mirror.is_ahead(step) for mirror in self._mirrors)
+
     def drop_all(self, reason: str, *, final: bool = False) -> None:
         """End all shadows, whose outputs became void or whose rank ends."""
         self._window.close()

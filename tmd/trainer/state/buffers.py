@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from tmd.fabric import device
-from tmd.trainer.state.digests import PACK_BELOW, raw
-from tmd.trainer.state.dtensors import flat_bytes
+from tmd.trainer.state.digests import raws
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[str]:
@@ -37,19 +35,7 @@ def bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
 
     The bytes of a tensor in host memory are a view of it: use them before it changes.
     """
-    found, small = {}, []
-    for name, tensor in tensors.items():
-        if device.current().holds(tensor) and tensor.nbytes < PACK_BELOW:
-            small.append(name)
-        else:
-            found[name] = raw(tensor)
-    for names in _by_device(small, tensors):
-        parts = [flat_bytes(tensors[name]) for name in names]
-        whole = device.current().on_host(torch.cat(parts)).numpy().tobytes()
-        ends = list(accumulate(len(each) for each in parts))
-        for name, begin, end in zip(names, [0, *ends], ends, strict=False):
-            found[name] = memoryview(whole)[begin:end]
-    return {name: found[name] for name in tensors}
+    return dict(zip(tensors, raws(tensors.values()), strict=True))
 
 
 def _by_device(names: Iterable[str], tensors: Mapping[str, Tensor]) -> list[list[str]]:

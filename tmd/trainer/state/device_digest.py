@@ -9,13 +9,14 @@ do not depend on their order, so that every device gives the same bits.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
 from tmd.fabric import device
-from tmd.trainer.state.dtensors import flat_bytes
+from tmd.fabric.packing import flat_bytes
 
 WORDS = 1 << 18
 """Words in a piece. Each needs some 40 bytes of the device's memory meanwhile, and 16 for good."""
@@ -25,17 +26,27 @@ SEED = 20_241_214
 
 
 def device_digest(tensor: Tensor) -> bytes:
-    """Size and sums of ``tensor``, of any shape and dtype; waits for its device.
+    """Size and sums of ``tensor``, of any shape and dtype; waits for its device."""
+    return digest_from(tensor, device.current().on_host(sums_of(tensor)).numpy())
 
-    If the device lacks memory for it, it is computed from a copy in host memory.
+
+def digest_from(tensor: Tensor, sums: Any) -> bytes:
+    """The digest of ``tensor``, whose :func:`sums_of` are in host memory."""
+    return tensor.nbytes.to_bytes(8, "little") + bytes(sums)
+
+
+def sums_of(tensor: Tensor) -> Tensor:
+    """int64 [SUMS], where ``tensor`` is; only queued there.
+
+    If the device lacks memory for it, they are computed from a copy in host memory.
     """
     try:
-        return _digest(flat_bytes(tensor))
+        return _sums(flat_bytes(tensor))
     except torch.OutOfMemoryError:
-        return _digest(flat_bytes(device.current().on_host(tensor)))
+        return _sums(flat_bytes(device.current().on_host(tensor)))
 
 
-def _digest(flat: Tensor) -> bytes:
+def _sums(flat: Tensor) -> Tensor:
     whole = flat.numel() // 4 * 4
     words = flat[:whole]
     if words.storage_offset() % 4:
@@ -48,8 +59,7 @@ def _digest(flat: Tensor) -> bytes:
     for piece in pieces:
         products = piece.to(torch.int64) * factors[:, 1 : 1 + piece.numel()]
         found = found * factors[:, 0] + products.sum(dim=1)
-    sums = device.current().on_host(found).numpy().tobytes()
-    return flat.numel().to_bytes(8, "little") + sums
+    return found
 
 
 @cache

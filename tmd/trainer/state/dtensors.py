@@ -22,11 +22,6 @@ def part(tensor: Tensor) -> Tensor:
     return own
 
 
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a plain tensor, as a tensor of one dimension."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
 def like(param: Tensor, value: Tensor) -> Tensor:
     """``value``, the part of a tensor as large as ``param``, distributed as ``param`` is.
 

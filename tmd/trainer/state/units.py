@@ -7,7 +7,8 @@ and is copied as a whole, between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from tmd.core.values.errors import StateMismatch
 from tmd.fabric import device
+from tmd.fabric.packing import unpack
 from tmd.trainer.state.buffers import bytes_of
-from tmd.trainer.state.digests import Digest, covered, raw
+from tmd.trainer.state.digests import Digest, covered, raws
 from tmd.trainer.state.divided import set_values
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import like, part
 from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
 
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
@@ -28,6 +30,8 @@ UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 TRAIL, DIGITS = "trail", 8
 """Part of a digest. After each unit the digest so far is cut to ``DIGITS`` hexadecimal digits;
 the first difference names the unit."""
+AT_ONCE = 1 << 26
+"""Bytes of units on a device whose digests are computed between two waits for it."""
 
 
 class Units:
@@ -70,6 +74,17 @@ class Units:
                 param.grad = torch.zeros_like(param)
             else:
                 param.grad.detach_().zero_()
+
+    def give_gradients(self, values: Mapping[int, Tensor]) -> None:
+        """Give units the gradients ``values``, in host memory: this rank's parts, by number."""
+        places = [self.params[number].device for number in values]
+        gradients = [
+            torch.empty_like(value, device=place)
+            for value, place in zip(values.values(), places, strict=True)
+        ]
+        unpack([*values.values()], gradients)
+        for number, gradient in zip(values, gradients, strict=True):
+            self.params[number].grad = like(self.params[number], gradient)
 
     @property
     def nbytes(self) -> int:
@@ -114,8 +129,7 @@ class Units:
         param = self.params[number]
         own, tensors = self.collect(number)
         if specs(own) == specs(layout):
-            for target, value in zip(tensors, values, strict=True):
-                target.copy_(value)
+            unpack(values, tensors)
         else:
             tensors = [part(param), *(self._beside(param, value) for value in values[1:])]
             tensors[0].copy_(values[0])
@@ -204,7 +218,7 @@ class Units:
         layout, tensors = flatten(self._besides())
         return {
             BUFFERS: _digest(b"", bytes_of(dict(self._buffers())).values()),
-            OTHERS: _digest(msgpack.encode(layout), map(raw, tensors)),
+            OTHERS: _digest(msgpack.encode(layout), raws(tensors)),
         }
 
     def _beside(self, param: Tensor, value: Tensor) -> Tensor:
@@ -234,7 +248,7 @@ class Units:
 
 
 class UnitDigest:
-    """The digest of a whole state: of the rest at once, of the units one at a time.
+    """The digest of a whole state: of the rest at once, of the units few at a time.
 
     The main thread creates it at the start of step ``version``; other threads must give ``rest``.
     """
@@ -252,14 +266,25 @@ class UnitDigest:
         return self._next == len(self._units)
 
     def advance(self) -> None:
-        """Add the next unit, which must still be of this version."""
-        layout, tensors = self._units.collect(self._next)
-        self._hash.update(msgpack.encode(layout))
-        on_device = device.current().holds(part(self._units.params[self._next]))
-        for tensor in tensors:
-            self._hash.update(covered(tensor, on_device=on_device))
-        self._trail.append(self._hash.hexdigest()[-DIGITS:])
-        self._next += 1
+        """Add the next unit, which must still be of this version; of those on a device several, for
+        fewer waits."""
+        encoded, counts, tensors, on_device = [], [], [], []
+        size = 0
+        while not self.complete and size < AT_ONCE:
+            layout, own = self._units.collect(self._next)
+            there = device.current().holds(part(self._units.params[self._next]))
+            encoded.append(msgpack.encode(layout))
+            counts.append(len(own))
+            tensors += own
+            on_device += [there] * len(own)
+            size += sum(t.nbytes for t in own) if there else AT_ONCE
+            self._next += 1
+        contents = iter(covered(tensors, on_device))
+        for head, count in zip(encoded, counts, strict=True):
+            self._hash.update(head)
+            for content in islice(contents, count):
+                self._hash.update(content)
+            self._trail.append(self._hash.hexdigest()[-DIGITS:])
 
     def parts(self) -> Digest:
         """The digest, once complete."""
@@ -274,7 +299,7 @@ def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
     """
     if op in ("broadcast", "scatter", "barrier", "recv"):
         return ""
-    return _digest(b"", map(raw, inputs))
+    return _digest(b"", raws(inputs))
 
 
 def whole_digest(units: Units, version: int, rest: Digest | None = None) -> Digest:

@@ -200,7 +200,8 @@ class Coordinator:
         except LinkError:
             # This worker does not vote. If it is a hot standby, its rank may have voted.
             return can_stand_in(self._following) and self._rolls_forward()
-        armed = self._arming.begin_vote(lambda new: not trains or must_wait(self._fabric, new))
+        early = not trains or parts.mirrors.ahead(status.step)
+        armed = self._arming.begin_vote(lambda new: early or must_wait(self._fabric, new))
         try:
             kind = STEPPING if trains else REPEATING
             agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)

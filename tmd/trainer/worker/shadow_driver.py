@@ -25,9 +25,9 @@ from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Dropped
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.shadow.receiver import Differs, ShadowLost, ShadowReceiver, ask
+from tmd.trainer.shadow.receiver import Differs, Overdue, ShadowLost, ShadowReceiver, ask
 from tmd.trainer.shadow.replay import ReplaySession
-from tmd.trainer.shadow.session import Overdue, ShadowSession
+from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.divided import UNFOLLOWED
 from tmd.trainer.state.roles import Role
 from tmd.trainer.state_transfer.context import RankContext

@@ -1,0 +1,103 @@
+"""Copies many tensors between a device and host memory, with few waits.
+
+A copy from or to ordinary host memory waits for the device each time, which may take longer than
+the copy. These go through a piece of page-locked memory, and wait once for each piece.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tmd.fabric import device
+
+PIECE = 1 << 24
+"""Bytes of a piece. torch keeps one for each thread that copies at the same time."""
+
+Pair = tuple[Tensor, Tensor]
+"""Source and target, flat and of equal size in bytes."""
+
+_free: list[Tensor] = []
+_changing = threading.Lock()
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a plain tensor: uint8 [bytes], where the tensor is."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
+    """Copy the bytes of ``tensors``, one after another, to ``body``: uint8 [bytes] in host memory.
+
+    The copies are done at the end, in the current stream of this thread.
+    """
+    there: list[Pair] = []
+    offset = 0
+    for tensor in tensors:
+        flat = flat_bytes(tensor)
+        target = body[offset : offset + flat.numel()]
+        offset += flat.numel()
+        if device.current().holds(flat):
+            there.append((flat, target))
+        else:
+            target.copy_(flat)
+    for batch in _batches(there):
+        with _piece(batch) as views:
+            for view, (source, _) in zip(views, batch, strict=True):
+                view.copy_(source, non_blocking=True)
+            device.current().queued(source for source, _ in batch).wait()
+            for view, (_, target) in zip(views, batch, strict=True):
+                target.copy_(view)
+
+
+def unpack(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Copy ``values``, in host memory, to ``targets`` of their shapes and dtypes.
+
+    The copies are done at the end, in the current stream of this thread.
+    """
+    there: list[Pair] = []
+    for value, target in zip(values, targets, strict=True):
+        if device.current().holds(target) and target.is_contiguous():
+            there.append((flat_bytes(value), flat_bytes(target)))
+        else:
+            target.copy_(value)
+    for batch in _batches(there):
+        with _piece(batch) as views:
+            for view, (source, _) in zip(views, batch, strict=True):
+                view.copy_(source)
+            for view, (_, target) in zip(views, batch, strict=True):
+                target.copy_(view, non_blocking=True)
+            device.current().queued(target for _, target in batch).wait()
+
+
+def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """``pairs``, cut and put together so that each batch fits into a piece."""
+    batch: list[Pair] = []
+    room = PIECE
+    for source, target in pairs:
+        while source.numel():
+            batch.append((source[:room], target[:room]))
+            source, target, room = source[room:], target[room:], room - len(source[:room])
+            if not room:
+                yield batch
+                batch, room = [], PIECE
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _piece(batch: Sequence[Pair]) -> Iterator[list[Tensor]]:
+    """Parts of a page-locked piece, one for each pair; another thread may use it afterwards."""
+    with _changing:
+        piece = _free.pop() if _free else None
+    if piece is None:
+        piece = device.current().host_memory((PIECE,), torch.uint8, locked=True)
+    sizes = [len(source) for source, _ in batch]
+    yield list(torch.split(piece[: sum(sizes)], sizes))
+    # Not after an error: a copy may still run.
+    with _changing:
+        _free.append(piece)
