@@ -48,6 +48,12 @@ from tmd.demo.story import DRAINED_RANK, KILLED_RANK, StoryTimes
 
 PHASES = ("probe", "ratio", "moves", "losses")
 PHASE_S = {"probe": 120.0, "ratio": 150.0, "moves": 150.0, "losses": 150.0}
+SIZES = {
+    1: ["--width", "2048", "--batch", "4096", "--steps", "20"],
+    4: ["--width", "1024", "--batch", "1024", "--steps", "10"],
+}
+"""By ranks: of the model and of a block. A step of one rank is long enough to keep the card busy;
+those of four wait for sockets."""
 KEY = b"k" * 32
 SOON_S = 60.0
 QUIET = 10
@@ -147,7 +153,7 @@ def _ratio(args: argparse.Namespace, ranks: int) -> Facts:
         command = [*lifeline.prefix(), sys.executable, "-m", "bench.passing", "--json", str(file)]
         repeats = 1 if args.quick else args.repeats
         command += ["--ranks", str(ranks), "--device", args.device, "--repeats", str(repeats)]
-        command += ["--width", "64" if args.quick else "2048"]
+        command += ["--quick"] if args.quick else SIZES[ranks]
         subprocess.run(command, check=True, timeout=PHASE_S["ratio"] / 2, stdout=sys.stderr)
         found: Facts = json.loads(file.read_text())["figures"]
         return found

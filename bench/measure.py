@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -82,8 +83,17 @@ def machine() -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
+        **_gpu(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _gpu() -> dict[str, str]:
+    """The GPU and its library of collectives, where torch has one in use."""
+    if not torch.cuda.is_available():
+        return {}
+    nccl = torch.cuda.nccl.version()
+    return {"gpu": torch.cuda.get_device_name(0), "nccl": ".".join(map(str, nccl))}
 
 
 def _cpu() -> str:

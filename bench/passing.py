@@ -54,13 +54,15 @@ def passing_group(rank: int, ranks: int, device: str) -> dist.ProcessGroup:
 class Trained:
     """A model and its optimizer, on one of the groups."""
 
-    def __init__(self, group: dist.ProcessGroup | None, width: int, device: str) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None, width: int, batch: int, device: str
+    ) -> None:
         torch.manual_seed(0)
         layers = [each for _ in range(4) for each in (nn.Linear(width, width), nn.ReLU())]
         model = nn.Sequential(*layers).to(device)
         self.model = DistributedDataParallel(model, process_group=group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.batch = torch.randn(16, width, device=device)
+        self.batch = torch.randn(batch, width, device=device)
 
     def step(self) -> float:
         """Train one step; returns its seconds."""
@@ -95,8 +97,11 @@ def rank_main(rank: int, store: str, args: argparse.Namespace, out: Connection) 
     place = dist.FileStore(store, args.ranks)
     dist.init_process_group(backend, store=place, rank=rank, world_size=args.ranks)
     trained = {
-        "tmd": Trained(passing_group(rank, args.ranks, args.device), args.width, args.device),
-        "plain": Trained(None, args.width, args.device),
+        name: Trained(group, args.width, args.batch, args.device)
+        for name, group in (
+            ("tmd", passing_group(rank, args.ranks, args.device)),
+            ("plain", None),
+        )
     }
     block(trained, WARM)
     found = [block(trained, args.steps) for _ in range(args.repeats)]
@@ -131,12 +136,13 @@ def one_card(worker: str) -> dict[str, str]:
 def main() -> int:
     parser = options("passing", __doc__, repeats=20)
     parser.add_argument("--width", type=int, default=1024, help="four layers of this width")
+    parser.add_argument("--batch", type=int, default=16, help="rows of a rank's batch")
     parser.add_argument("--steps", type=int, default=30, help="steps in a block")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     if args.quick:
-        args.repeats, args.width, args.steps = 1, 64, 3
+        args.repeats, args.width, args.batch, args.steps = 1, 64, 16, 3
     report = Report("passing", args)
     ours, theirs = mp.Pipe(duplex=False)
     spawn = mp.get_context("spawn")

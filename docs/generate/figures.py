@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from docs.generate import gpu
+
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 SIZES = ("10M", "60M", "140M", "200M")
 MEASURED_HOT = ("10M", "60M", "140M")
@@ -372,6 +374,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures-hot": hot,
     "figures-pauses": pauses,
     "figures-steady": lambda: table(STEADY),
+    "figures-gpu": lambda: gpu.table(result("gpu")),
     "figures-first": lambda: table(FIRST),
     "figures-layouts": lambda: table(LAYOUTS),
     "figures-growth": lambda: table(GROWTH),

@@ -121,7 +121,7 @@ def job(folder: Path, url: str, standby: tuple[str, ...]) -> ClusterSpec:
         "small",
         hosts,
         standby,
-        (train.__file__, "--device", DEVICE, "--steps", "200"),
+        (train.__file__, "--device", DEVICE, "--steps", "300"),
         max_restarts=1,
         environment={"TMD_CUDA": "nccl"},
         own_environment={host: one_card(host) for host in (*hosts, *standby)},

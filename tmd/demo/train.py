@@ -76,6 +76,8 @@ class StandardLibrary(Dataset[tuple[Tensor, Tensor]]):
 def main() -> None:
     args = arguments()
     torch.manual_seed(args.seed)
+    # Kernels of a GPU may add in any order otherwise, and a standby must compute the same bits.
+    torch.use_deterministic_algorithms(args.device != "cpu")
     session = tmd.trainer.join()  # tmd
     dist.init_process_group("tmd")  # tmd
     data = StandardLibrary(args.context)

@@ -1,7 +1,7 @@
 """NCCL as an inner group.
 
-Not yet run on a GPU. The settings below avoid what is known to hang or to end a process when a peer
-is lost; each names its source.
+The settings below avoid what is known to hang or to end a process when a peer is lost; each names
+its source.
 """
 
 from __future__ import annotations
