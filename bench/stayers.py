@@ -117,7 +117,8 @@ def arm(number: int, _: int, __: object, order: bytes) -> None:
     if fabric.standing is None:
         return
     arming.arm(_order(order))
-    ticket = arming.begin_vote(lambda later: fabric.owes(later) or fabric.misses(later))
+    later = _order(order).membership
+    ticket = arming.begin_vote(lambda _: fabric.owes(later) or fabric.misses(later))
     assert ticket, f"{fabric.worker} is not ready"
     assert arming.end_vote(ticket) is not None
 

@@ -37,7 +37,7 @@ class Reports:
         return [epoch for epoch, _, _ in self.told]
 
 
-def nobody(later: Membership) -> bool:
+def nobody(waiting: Arm) -> bool:
     """No joiner is gone."""
     return False
 
@@ -104,7 +104,7 @@ def test_a_rank_that_knows_of_a_dead_joiner_does_not_vote_for_it() -> None:
     reports = Reports()
     arming = reports.arming
     arming.arm(order(2))
-    asked = arming.begin_vote(lambda later: later.epoch == 2)
+    asked = arming.begin_vote(lambda order: order.membership.epoch == 2)
     outcome = arming.end_vote(0)
 
     assert asked == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -24,7 +25,7 @@ from tmd.trainer.protocol.frames import (
     Tail,
     Unit,
 )
-from tmd.trainer.shadow.source import SourcePace
+from tmd.trainer.shadow.source import HOLD_S, SourcePace
 from tmd.trainer.state.data import Position
 
 pytestmark = pytest.mark.timeout(60)
@@ -134,18 +135,21 @@ def test_a_settled_joiner_gets_no_more_tails() -> None:
         assert all(f.check for f in rest if isinstance(f, Boundary))
 
 
-def test_a_joiner_that_stays_behind_is_known() -> None:
-    """A switch would wait for it. Joiners of earlier releases do not say where they are."""
-    with show() as s:
+def test_a_switch_waits_a_limited_time_for_a_joiner_that_is_behind() -> None:
+    """Joiners of earlier releases do not say where they are."""
+    passed = 0.0
+    with show(pace=SourcePace(clock=lambda: time.monotonic() + passed)) as s:
         s.arrive()
         s.ear.say(Settled())
         s.ear.until(lambda: not s.shown.tries)
-        unsaid = s.shown.is_ahead(s.step)
+        unsaid = s.shown.holds(s.step)
         s.ear.say(Settled(s.step))
-        s.ear.until(lambda: s.shown.is_ahead(s.step + 1))
+        s.ear.until(lambda: s.shown.holds(s.step + 1))
+        in_step = s.shown.holds(s.step)
+        passed = HOLD_S
+        later = s.shown.holds(s.step + 2)
 
-        assert not unsaid
-        assert not s.shown.is_ahead(s.step)
+        assert (unsaid, in_step, later) == (False, False, False)
 
 
 # --- a joiner that does not read ------------------------------------------------------------------

@@ -5,6 +5,7 @@ standby hosts alike), under `torchrun`, and with plain `python`.
 """
 
 import argparse
+import os
 import sysconfig
 from pathlib import Path
 
@@ -76,8 +77,10 @@ class StandardLibrary(Dataset[tuple[Tensor, Tensor]]):
 def main() -> None:
     args = arguments()
     torch.manual_seed(args.seed)
-    # Kernels of a GPU may add in any order otherwise, and a standby must compute the same bits.
-    torch.use_deterministic_algorithms(args.device != "cpu")
+    if args.device != "cpu":
+        # Kernels may add in any order otherwise, and a standby must compute the same bits.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     session = tmd.trainer.join()  # tmd
     dist.init_process_group("tmd")  # tmd
     data = StandardLibrary(args.context)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tmd.fabric import device
 
 PIECE = 1 << 24
-"""Bytes of a piece. torch keeps one for each thread that copies at the same time."""
+"""Bytes of a piece. As many are kept as threads have copied at the same time."""
 
 Pair = tuple[Tensor, Tensor]
 """Source and target, flat and of equal size in bytes."""
@@ -35,17 +35,20 @@ def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
 
     The copies are done at the end, in the current stream of this thread.
     """
-    there: list[Pair] = []
-    offset = 0
-    for tensor in tensors:
-        flat = flat_bytes(tensor)
-        target = body[offset : offset + flat.numel()]
-        offset += flat.numel()
-        if device.current().holds(flat):
-            there.append((flat, target))
-        else:
-            target.copy_(flat)
-    for batch in _batches(there):
+
+    def on_device() -> Iterator[Pair]:
+        # One by one: a tensor that is not contiguous is copied on the device first.
+        offset = 0
+        for tensor in tensors:
+            flat = flat_bytes(tensor)
+            target = body[offset : offset + flat.numel()]
+            offset += flat.numel()
+            if device.current().holds(flat):
+                yield flat, target
+            else:
+                target.copy_(flat)
+
+    for batch in _batches(on_device()):
         with _piece(batch) as views:
             for view, (source, _) in zip(views, batch, strict=True):
                 view.copy_(source, non_blocking=True)

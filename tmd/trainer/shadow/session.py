@@ -221,7 +221,7 @@ class ShadowSession:
         self._at = step
         self._place = ShadowPlace.WAITING
         if self._stage is ShadowStage.SETTLED and isinstance(self.directive, Prepare):
-            with contextlib.suppress(LinkError):  # the next frame shows it, too
+            with contextlib.suppress(LinkError):  # a broken link shows at the next frame, too
                 self.shadow.send(Settled(step))
 
     def check_again(self) -> None:

@@ -42,6 +42,8 @@ from tmd.trainer.state.window import Window
 
 WHOLE_S = 60.0
 """Longest time that training waits for a whole copy."""
+HOLD_S = 5.0
+"""Longest time for which a switch waits for a joiner that was in step and is behind."""
 NO_STEP = -1
 """Version of the window between two steps, which has no digest."""
 ENDING_S = 2.0
@@ -101,6 +103,8 @@ class ShadowSource:
         self._settled = False
         self._reached = 0
         """The step at whose start the joiner is, once it is in step; 0 if it does not say."""
+        self._held_at: float | None = None
+        """When a switch first waited for the joiner."""
         self._tails = True
         """Whether the joiner may have to jump over steps."""
         self._copied = 0
@@ -135,7 +139,7 @@ class ShadowSource:
             self._begin = None
             self._enter(SourceStage.COPYING)
             self._copied = 0
-            self._settled = False
+            self._settled, self._reached = False, 0
             self._tails = not begin.whole
             if begin.whole:
                 self._wait_for_whole_copy()
@@ -183,10 +187,19 @@ class ShadowSource:
         if self._took.is_set():
             self.drop(TAKEN)
 
-    def is_ahead(self, step: int) -> bool:
-        """Whether this rank is at the end of ``step``, and the joiner of a move, in step before,
-        has not begun it: after a switch all ranks would wait for it."""
-        return bool(self.plan) and self.live and 0 < self._reached < step
+    def holds(self, step: int) -> bool:
+        """Whether a switch at the end of ``step`` should wait, since the joiner was in step and has
+        not finished the step before: all ranks would wait for it afterwards.
+
+        Only for :data:`HOLD_S` after it was first asked for and behind: a joiner may stay so.
+        """
+        if not 0 < self._reached < step:
+            return False
+        now = self._pace.clock()
+        if self._held_at is None:
+            self._held_at = now
+            log.info("plan %s waits up to %g s for a joiner that is behind", self.plan, HOLD_S)
+        return now - self._held_at < HOLD_S
 
     # --- any thread -------------------------------------------------------------------------------
 

@@ -81,9 +81,12 @@ class ShadowSources:
                 for mirror in self._mirrors:
                     mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
 
-    def ahead(self, step: int) -> bool:
-        """Whether a planned switch at the end of ``step`` would wait for a joiner."""
-        return any(mirror.is_ahead(step) for mirror in self._mirrors)
+    def hold(self, plan: str, step: int) -> bool:
+        """Whether the switch of ``plan`` should not follow ``step``: see
+        :meth:`ShadowSource.holds`."""
+        # An older joiner may not have noticed yet that its link is gone.
+        found = [m for m in self._mirrors if m.plan == plan and m.live]
+        return bool(found) and found[-1].holds(step)
 
     def drop_all(self, reason: str, *, final: bool = False) -> None:
         """End all shadows, whose outputs became void or whose rank ends."""

@@ -30,8 +30,9 @@ UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 TRAIL, DIGITS = "trail", 8
 """Part of a digest. After each unit the digest so far is cut to ``DIGITS`` hexadecimal digits;
 the first difference names the unit."""
-AT_ONCE = 1 << 26
-"""Bytes of units on a device whose digests are computed between two waits for it."""
+DIGEST_BYTES, DIGEST_TENSORS = 1 << 23, 64
+"""Of units on a device whose digests are computed between two waits for it. Training may wait for
+as many at the end of a step."""
 
 
 class Units:
@@ -77,13 +78,13 @@ class Units:
 
     def give_gradients(self, values: Mapping[int, Tensor]) -> None:
         """Give units the gradients ``values``, in host memory: this rank's parts, by number."""
-        places = [self.params[number].device for number in values]
-        gradients = [
-            torch.empty_like(value, device=place)
-            for value, place in zip(values.values(), places, strict=True)
-        ]
-        unpack([*values.values()], gradients)
-        for number, gradient in zip(values, gradients, strict=True):
+        gradients = dict(values)
+        there = [n for n, value in values.items() if value.device != self.params[n].device]
+        for number in there:
+            place = self.params[number].device
+            gradients[number] = torch.empty_like(values[number], device=place)
+        unpack([values[n] for n in there], [gradients[n] for n in there])
+        for number, gradient in gradients.items():
             self.params[number].grad = like(self.params[number], gradient)
 
     @property
@@ -266,18 +267,21 @@ class UnitDigest:
         return self._next == len(self._units)
 
     def advance(self) -> None:
-        """Add the next unit, which must still be of this version; of those on a device several, for
-        fewer waits."""
-        encoded, counts, tensors, on_device = [], [], [], []
+        """Add the next unit, which must still be of this version. Of units on a device it adds
+        several, so that it waits for the device less often."""
+        encoded: list[bytes] = []
+        counts: list[int] = []
+        tensors: list[Tensor] = []
+        on_device: list[bool] = []
         size = 0
-        while not self.complete and size < AT_ONCE:
+        while not self.complete and size < DIGEST_BYTES and len(tensors) < DIGEST_TENSORS:
             layout, own = self._units.collect(self._next)
             there = device.current().holds(part(self._units.params[self._next]))
             encoded.append(msgpack.encode(layout))
             counts.append(len(own))
             tensors += own
             on_device += [there] * len(own)
-            size += sum(t.nbytes for t in own) if there else AT_ONCE
+            size += sum(t.nbytes for t in own) if there else DIGEST_BYTES
             self._next += 1
         contents = iter(covered(tensors, on_device))
         for head, count in zip(encoded, counts, strict=True):

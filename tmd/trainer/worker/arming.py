@@ -17,16 +17,18 @@ from tmd.core.values.model import Membership, WorkerStatus
 from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
 from tmd.trainer.protocol.step_vote import ticket
+from tmd.trainer.shadow.sources import ShadowSources
 
 log = logging.getLogger("tmd.trainer")
 
 
-def must_wait(fabric: Fabric, later: Membership) -> bool:
-    """Whether the switch to ``later`` must not follow this step."""
+def must_wait(fabric: Fabric, sources: ShadowSources, step: int, order: Arm) -> bool:
+    """Whether the switch of ``order`` must not follow ``step``."""
+    later = order.membership
     if fabric.owes(later):
         log.info("epoch %d waits for a message with a rank that moves", later.epoch)
         return True
-    return fabric.misses(later)
+    return fabric.misses(later) or sources.hold(order.plan, step)
 
 
 class Arming:
@@ -131,16 +133,17 @@ class Arming:
             self._discard(armed.membership)
         self._tell(0, plan, "")
 
-    def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
+    def begin_vote(self, must_wait: Callable[[Arm], bool]) -> int:
         """The ticket to vote for, 0 for none. Arming does not change until :meth:`end_vote`.
 
-        A rank armed for an epoch for which ``must_wait`` holds does not vote for it yet: neighbours
-        learn earlier than the leader of a joiner's death, or of messages that would be lost.
+        A rank armed by an order for which ``must_wait`` holds does not vote for it yet: neighbours
+        learn earlier than the leader of a joiner's death, of messages that would be lost, or of a
+        joiner that is behind.
         """
         with self._lock:
             self._voting = True
             voted = self._voted = self._arm
-        return 0 if voted is None or must_wait(voted.membership) else ticket(voted.membership)
+        return 0 if voted is None or must_wait(voted) else ticket(voted.membership)
 
     def end_vote(self, agreed: int) -> Arm | None:
         """The directive to follow if the vote ``agreed`` on its ticket; then nothing is armed, and

@@ -200,8 +200,8 @@ class Coordinator:
         except LinkError:
             # This worker does not vote. If it is a hot standby, its rank may have voted.
             return can_stand_in(self._following) and self._rolls_forward()
-        early = not trains or parts.mirrors.ahead(status.step)
-        armed = self._arming.begin_vote(lambda new: early or must_wait(self._fabric, new))
+        waits = partial(must_wait, self._fabric, parts.mirrors, status.step)
+        armed = self._arming.begin_vote(lambda order: not trains or waits(order))
         try:
             kind = STEPPING if trains else REPEATING
             agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)
