@@ -54,6 +54,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture(autouse=True)
+def no_leftovers() -> None:
+    """Models of earlier tests that wait for the collector are objects of this process, too."""
+    gc.collect()
+
+
 def run(
     act: Callable[[int], object], *, steps: int = LOOKS[0], model: nn.Module, **others: Any
 ) -> list[str]:
