@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -54,6 +54,8 @@ SIZES = {
 }
 """By ranks: of the model and of a block. A step of one rank is long enough to keep the card busy;
 those of four wait for sockets."""
+LOSSES = {"trainer.exited": "kill -9", "trainer.stalled": "SIGSTOP"}
+"""By the cause of the failover: what was done to the worker."""
 KEY = b"k" * 32
 SOON_S = 60.0
 QUIET = 10
@@ -153,7 +155,8 @@ def _ratio(args: argparse.Namespace, ranks: int) -> Facts:
         command = [*lifeline.prefix(), sys.executable, "-m", "bench.passing", "--json", str(file)]
         repeats = 1 if args.quick else args.repeats
         command += ["--ranks", str(ranks), "--device", args.device, "--repeats", str(repeats)]
-        command += ["--quick"] if args.quick else SIZES[ranks]
+        tiny = args.quick or args.device == "cpu"
+        command += ["--quick"] if tiny else SIZES[ranks]
         subprocess.run(command, check=True, timeout=PHASE_S["ratio"] / 2, stdout=sys.stderr)
         found: Facts = json.loads(file.read_text())["figures"]
         return found
@@ -273,22 +276,28 @@ def rows(report: Report, found: dict[str, Facts]) -> Facts:
         report.row(f"{size} ranks: tmd / plain", shown["ratio"], "a ratio, not seconds")
         title = f"{size} ranks: step on tmd <= plain, within the interval"
         report.target(title, shown["ratio"]["min"], 1.0, at_least=False)
-    for phase, key in (("moves", "pause_s"), ("losses", "downtime_s")):
-        if phase not in found:
-            continue
-        events = found[phase]["events"]
-        shown = figures[phase] = each(events, key)
-        report.row(f"{phase}: {key}", shown, "beyond one step")
-        report.row(f"{phase}: step", each(events, "median_step_s"), "before an event")
-        figures[f"{phase} compared"] = found[phase]["compared"]
+    for name, key, events in _disturbances(found):
+        shown = figures[name] = {k: each(events, k) for k in (key, "median_step_s")}
+        report.row(f"{name}: {key}", shown[key], "beyond one step")
+        report.row(f"{name}: step", shown["median_step_s"], "before an event")
     if "moves" in found:
         before, after = found["moves"]["device_bytes"]
         grown = abs(after - before) / before if before else None
         report.target("memory after moves as before", grown, MEMORY_LIMIT, at_least=False)
     if "losses" in found:
-        worst = figures["losses"].get("max")
+        worst = each(found["losses"]["events"], "downtime_s").get("max")
         report.target("downtime after a lost worker <= 5 s", worst, RESUME_LIMIT_S, at_least=False)
     return figures
+
+
+def _disturbances(found: dict[str, Facts]) -> Iterator[tuple[str, str, list[Facts]]]:
+    """What was done to the job, what it costs, and each event."""
+    if "moves" in found:
+        yield "moves", "pause_s", found["moves"]["events"]
+    if "losses" in found:
+        for cause, name in LOSSES.items():
+            events = [e for e in found["losses"]["events"] if e["cause"] == cause]
+            yield name, "downtime_s", events
 
 
 def main() -> int:

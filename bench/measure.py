@@ -7,13 +7,13 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -89,8 +89,9 @@ def machine() -> dict[str, object]:
 
 
 def _gpu() -> dict[str, str]:
-    """The GPU and its library of collectives, where torch has one in use."""
-    if not torch.cuda.is_available():
+    """The GPU and its NCCL, if the benchmark has loaded torch and torch finds one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
         return {}
     nccl = torch.cuda.nccl.version()
     return {"gpu": torch.cuda.get_device_name(0), "nccl": ".".join(map(str, nccl))}

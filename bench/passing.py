@@ -98,10 +98,10 @@ def rank_main(rank: int, store: str, args: argparse.Namespace, out: Connection) 
     dist.init_process_group(backend, store=place, rank=rank, world_size=args.ranks)
     trained = {
         name: Trained(group, args.width, args.batch, args.device)
-        for name, group in (
-            ("tmd", passing_group(rank, args.ranks, args.device)),
-            ("plain", None),
-        )
+        for name, group in {
+            "tmd": passing_group(rank, args.ranks, args.device),
+            "plain": None,
+        }.items()
     }
     block(trained, WARM)
     found = [block(trained, args.steps) for _ in range(args.repeats)]

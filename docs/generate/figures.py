@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs.generate import gpu
-
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 SIZES = ("10M", "60M", "140M", "200M")
 MEASURED_HOT = ("10M", "60M", "140M")
@@ -159,6 +157,16 @@ KILL = [
     Row("torchft, tuned", "peers", ("downtime_s",)),
     Row("ratio torchft to tmd", "peers", ("ratio torchft/tmd",), "times", digits=1),
     Row("speed of the copy", "downtime", ("copy in GB/s, both",), "GB/s", digits=2),
+]
+GPU = [
+    Row("1 rank, the card busy: step through tmd / on NCCL", "gpu", ("ratio 1", "ratio"), "times"),
+    Row("4 ranks: the same", "gpu", ("ratio 4", "ratio"), "times"),
+    Row("1 rank, small kernels only: the same", "gpu_launches", ("ratio",), "times"),
+    Row("drain: pause", "gpu", ("moves", "pause_s")),
+    Row("drain: median step before", "gpu", ("moves", "median_step_s")),
+    Row("kill -9: downtime", "gpu", ("kill -9", "downtime_s")),
+    Row("kill -9: median step before", "gpu", ("kill -9", "median_step_s")),
+    Row("SIGSTOP: downtime", "gpu", ("SIGSTOP", "downtime_s")),
 ]
 STEADY = [
     Row("step with session and vote", "steady", ("tmd",)),
@@ -374,7 +382,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures-hot": hot,
     "figures-pauses": pauses,
     "figures-steady": lambda: table(STEADY),
-    "figures-gpu": lambda: gpu.table(result("gpu")),
+    "figures-gpu": lambda: table(GPU),
     "figures-first": lambda: table(FIRST),
     "figures-layouts": lambda: table(LAYOUTS),
     "figures-growth": lambda: table(GROWTH),

@@ -21,8 +21,6 @@ from tmd.fabric import device
 
 DEFAULT = "default"
 """The stream of each thread that has chosen none, as in CUDA."""
-HOST = "host"
-"""Stands for the order of what the processor does."""
 READ_BACK = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero")
 """Operations whose result the host sees, so that they wait for their stream."""
 UNREAD = ("aten::is_pinned",)
@@ -138,7 +136,7 @@ class Twin(device.Cuda):
             memory_of(t) for name, value in by_name if name in changed for t in tensors(value)
         }
         here = touched & self._memory
-        queued = bool(here) and by_name_of(by_name, "non_blocking")
+        queued = bool(here) and ("non_blocking", True) in by_name
         is_view = not changed and any(r.alias_info for r in schema.returns)
         if here and not is_view and schema.name not in UNREAD:
             place = f"{schema.name} of thread {threading.current_thread().name}"
@@ -169,9 +167,7 @@ class Twin(device.Cuda):
             self._copied |= touched
             self.recorder.run(stream, touched - written, touched & written, "a copy")
         elif found := touched & self._copied:
-            self.recorder.run(HOST, found - written, found & written, "the host")
-            self.recorder.finish(self.recorder.moment(HOST))
-            self.recorder.waits -= 1
+            self.recorder.on_host(found - written, found & written, "the host")
 
     def _makes(self, touched: set[int]) -> bool:
         return not touched and self._thread.makes
@@ -215,10 +211,6 @@ class Recording(TorchDispatchMode):
 
 def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-
-
-def by_name_of(arguments: list[tuple[str, Any]], name: str) -> bool:
-    return any(value is True for key, value in arguments if key == name)
 
 
 def memory_of(tensor: Tensor) -> int:

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+HOST = "host"
+"""Stands for the order of what the processor does."""
+
 
 class Access(NamedTuple):
     """``place``: who accesses the memory, for messages."""
@@ -68,6 +71,12 @@ class Recorder:
         # The latest access of each kind by a stream stands for its earlier ones.
         kept = [a for a in before if (a.stream, a.writes) != (now.stream, now.writes)]
         self._accesses[memory] = [*kept, now]
+
+    def on_host(self, reads: Iterable[int], writes: Iterable[int], place: str) -> None:
+        """The processor accesses memory, at once."""
+        self.run(HOST, reads, writes, place)
+        with self._lock:
+            self._done[HOST] = self._ticks[HOST]
 
     def fresh(self, memory: int) -> None:
         """``memory`` has just been allocated."""

@@ -9,8 +9,8 @@ __all__ = ["Store", "TCPStore", "Work", "error_of", "group_ranks"]
 
 
 def error_of(work: Work) -> object | None:
-    """With what a work has failed; ``None`` if it has not, or if this version of torch has no way
-    to say: 2.11 returns an exception of C++ that Python cannot take."""
+    """The error of a failed operation; ``None`` if it has not failed, or if torch cannot say: 2.11
+    returns a C++ exception that it cannot convert to a Python object."""
     try:
         error: object | None = work.exception()
     except TypeError:

@@ -42,9 +42,7 @@ class Operation:
     def error(self) -> Any:
         """With what it has ended, or ``None``. An operation of NCCL that fails is complete, and
         its ``wait`` raises nothing."""
-        if not self.ended:
-            return None
-        return self.generation.asked(partial(error_of, self.work))
+        return self.generation.asked(partial(error_of, self.work)) if self.ended else None
 
 
 class Operations:

@@ -55,8 +55,8 @@ class Begin(Struct, frozen=True, tag=True):
 class Settled(Struct, frozen=True, tag=True):
     """The joiner is in step and needs no more tails and few digests.
 
-    In a planned move it says so at each step from then on: its state is that at the start of
-    ``step``. 0 says nothing, as releases before this field do.
+    In a planned move it is sent again after each step: the joiner's state is that at the start of
+    ``step``. Earlier releases leave it 0, which says nothing.
     """
 
     step: int = 0

@@ -188,10 +188,10 @@ class ShadowSource:
             self.drop(TAKEN)
 
     def holds(self, step: int) -> bool:
-        """Whether a switch at the end of ``step`` should wait, since the joiner was in step and has
-        not finished the step before: all ranks would wait for it afterwards.
+        """Whether a switch at the end of ``step`` should wait: the joiner was in step, but has not
+        finished the step before, and all ranks would wait for it afterwards.
 
-        Only for :data:`HOLD_S` after it was first asked for and behind: a joiner may stay so.
+        The wait ends :data:`HOLD_S` after it began, since a joiner may stay behind for good.
         """
         if not 0 < self._reached < step:
             return False

@@ -36,7 +36,7 @@ def digest_from(tensor: Tensor, sums: Any) -> bytes:
 
 
 def sums_of(tensor: Tensor) -> Tensor:
-    """int64 [SUMS], where ``tensor`` is; only queued there.
+    """The sums of ``tensor``: int64 [SUMS], on its device, which may not have computed them yet.
 
     If the device lacks memory for it, they are computed from a copy in host memory.
     """

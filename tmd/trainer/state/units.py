@@ -19,7 +19,6 @@ from torch import Tensor
 from tmd.core.values.errors import StateMismatch
 from tmd.fabric import device
 from tmd.fabric.packing import unpack
-from tmd.trainer.state.buffers import bytes_of
 from tmd.trainer.state.digests import Digest, covered, raws
 from tmd.trainer.state.divided import set_values
 from tmd.trainer.state.dtensors import like, part
@@ -31,8 +30,8 @@ TRAIL, DIGITS = "trail", 8
 """Part of a digest. After each unit the digest so far is cut to ``DIGITS`` hexadecimal digits;
 the first difference names the unit."""
 DIGEST_BYTES, DIGEST_TENSORS = 1 << 23, 64
-"""Of units on a device whose digests are computed between two waits for it. Training may wait for
-as many at the end of a step."""
+"""How much of the units on a device is digested between two waits for it. Training may wait for as
+much at the end of a step."""
 
 
 class Units:
@@ -218,7 +217,7 @@ class Units:
         """Digests of the buffers and of the other objects; main thread, between steps."""
         layout, tensors = flatten(self._besides())
         return {
-            BUFFERS: _digest(b"", bytes_of(dict(self._buffers())).values()),
+            BUFFERS: _digest(b"", raws(buffer for _, buffer in self._buffers())),
             OTHERS: _digest(msgpack.encode(layout), raws(tensors)),
         }
 
@@ -249,7 +248,7 @@ class Units:
 
 
 class UnitDigest:
-    """The digest of a whole state: of the rest at once, of the units few at a time.
+    """The digest of a whole state: of the rest at once, of the units a few at a time.
 
     The main thread creates it at the start of step ``version``; other threads must give ``rest``.
     """

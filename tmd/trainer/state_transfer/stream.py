@@ -18,6 +18,7 @@ from torch import Tensor
 from tmd.core.values.decode_errors import UNREADABLE, brief
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.fabric import Link
+from tmd.fabric.packing import unpack
 from tmd.trainer.protocol.offers import StateHeader
 from tmd.trainer.state.digests import Digest, chunks, groups, raw
 
@@ -135,11 +136,12 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _unpack(buffer: bytearray, group: list[Tensor]) -> None:
+    filled = [tensor for tensor in group if tensor.numel()]
+    values: list[Tensor] = []
     offset = 0
-    for tensor in group:
-        size = tensor.numel() * tensor.element_size()
-        if size:
-            flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.shape))
-        offset += size
+    for tensor in filled:
+        flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+        values.append(flat.view(tensor.shape))
+        offset += flat.nbytes
+    with torch.no_grad():
+        unpack(values, filled)
