@@ -70,7 +70,8 @@ class ShadowSection(Section, frozen=True):
     needs no copy."""
     finish_steps: bool = _SHADOW.finish_steps
     """A step in the middle of which such a rank is lost is finished, if it can be. Otherwise it is
-    repeated. Costs a copy of each collective's inputs while a standby is hot."""
+    repeated. Costs a copy of the inputs of collectives while a standby is hot, large all-reduces
+    excepted."""
     rehearse: bool = True
     """Every standby rehearses one rank of each role once. A standby that computes other bits gets
     no rank."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.worker.broken_step import Place, Progress, first_operations
+from tmd.core.worker.broken_step import Holding, Piece, Place, Progress, first_operations, pieces
 
 
 def place(step: int = 7, between: int = 0, **groups: tuple[int, int]) -> Place:
@@ -50,7 +50,17 @@ def afresh(between: int = 0) -> Place:
 )
 def test_the_decision(places: list[Place], expected: dict[str, int] | None) -> None:
     """The first operation that a rank lacks, if all can run it and those after it again."""
-    assert first_operations(places) == expected
+    found = first_operations(places)
+    firsts = None if found is None else {name: again.first for name, again in found.items()}
+    assert firsts == expected
+
+
+def test_operations_that_no_rank_has_begun_are_new_to_all() -> None:
+    """One rank has completed operation 2, another one has begun it, a third one has not."""
+    found = first_operations(
+        [Place(7, {"a": Progress(done, 0, begun)}) for done, begun in [(3, 3), (2, 3), (2, 2)]]
+    )
+    assert found == {"a": (2, 3)}
 
 
 PROGRESS = st.builds(
@@ -73,4 +83,64 @@ def test_every_rank_decides_alike_and_can_do_it(places: list[Place], random: obj
         return
     for each in places:
         for name, progress in each.groups.items():
-            assert 0 <= progress.kept <= found[name] <= progress.done
+            assert 0 <= progress.kept <= found[name].first <= progress.done
+
+
+# --- what is left of one operation ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("holdings", "expected"),
+    [
+        # Nobody has any result: all is reduced from the inputs.
+        ([Holding(), Holding()], [Piece(0, 8, None)]),
+        # A part is final on one rank.
+        ([Holding(((2, 4),)), Holding()], [Piece(0, 2, None), Piece(2, 4, 0), Piece(4, 8, None)]),
+        # One rank has completed it, and the script has changed nothing.
+        ([Holding(((0, 8),), inputs=False), Holding()], [Piece(0, 8, 0)]),
+        # The script has changed a part, which another rank still has.
+        (
+            [Holding(((0, 4),), inputs=False), Holding(((4, 8),))],
+            [Piece(0, 4, 0), Piece(4, 8, 1)],
+        ),
+        # Nobody has it.
+        ([Holding(((0, 4),), inputs=False), Holding()], None),
+        # An element is torn: it must come from elsewhere.
+        ([Holding(((0, 3),), ((3, 4),)), Holding()], None),
+        (
+            [Holding(((0, 3),), ((3, 4),)), Holding(((0, 4),))],
+            [Piece(0, 3, 0), Piece(3, 4, 1), Piece(4, 8, None)],
+        ),
+    ],
+)
+def test_how_the_ranks_get_the_rest(holdings: list[Holding], expected: list[Piece] | None) -> None:
+    """What a rank has is sent; everything else is reduced, if all have their inputs."""
+    assert pieces(holdings, 8) == expected
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), max_size=3).map(
+    lambda found: tuple((start, start + length) for start, length in found)
+)
+HOLDINGS = st.lists(st.builds(Holding, SPANS, SPANS, st.booleans()), min_size=1, max_size=4)
+
+
+@given(HOLDINGS)
+def test_every_element_comes_from_where_it_is(holdings: list[Holding]) -> None:
+    """Each exactly once, from a rank that has it, or from the inputs of all ranks."""
+    found = pieces(holdings, 9)
+    for element in range(9):
+        final = [any(a <= element < b for a, b in each.final) for each in holdings]
+        lost = [any(a <= element < b for a, b in each.lost) for each in holdings]
+        reducible = all(each.inputs and not gone for each, gone in zip(holdings, lost, strict=True))
+        if found is None:
+            continue
+        covering = [piece for piece in found if piece.start <= element < piece.stop]
+        assert len(covering) == 1
+        source = covering[0].source
+        assert final[source] if source is not None else reducible and not any(final)
+    impossible = any(
+        not any(a <= e < b for h in holdings for a, b in h.final)
+        and any(not h.inputs or any(a <= e < b for a, b in h.lost) for h in holdings)
+        for e in range(9)
+    )
+    assert (found is None) == impossible

@@ -15,8 +15,8 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric import Fabric, Group
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.frame import FrameKind
+from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.passes import Passes, PassLog, Rigid, obstacle
-from tmd.fabric.step_log import CollectiveCall
 from tmd.trainer.protocol.step_vote import exchange
 
 pytestmark = pytest.mark.timeout(60)

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member
 from tmd.core.values.errors import IllegalTransition, LinkError
-from tmd.core.worker.broken_step import Place, first_operations
+from tmd.core.worker.broken_step import Place, Progress, Rerun, first_operations
 from tmd.fabric import Fabric, Group, Neutral
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.counters import CallCounter
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.grouping import Groups
-from tmd.fabric.step_log import CollectiveCall, StepLog
+from tmd.fabric.kept_calls import CollectiveCall, KeptInputs
+from tmd.fabric.step_log import StepLog
 from tmd.fabric.unfinished_step import TABLE, StepEvent, StepState, UnfinishedStep
 from tmd.trainer.protocol.step_vote import exchange
 
@@ -228,7 +229,7 @@ class Job:
         self.joiner.sandbox(self.mirror, lost, SIZE)
         self.later = c.membership.replaced({lost: member(self.joiner)}, 2)
         self.members = [f for i, f in enumerate(c.fabrics) if i != lost] + [self.joiner]
-        self.decided: dict[str, dict[str, int] | None] = {}
+        self.decided: dict[str, dict[str, Rerun] | None] = {}
         self._ready = threading.Barrier(len(self.members))
         self._known = threading.Event()
         self._killing = threading.Lock()
@@ -247,11 +248,11 @@ class Job:
         assert rank is not None
         fabric.enter(self.later, rank, within=True)
         places = exchange(fabric, fabric.step.place(STEP), Place)
-        firsts = self.decided[fabric.worker] = first_operations(places)
-        if firsts is None:
+        again = self.decided[fabric.worker] = first_operations(places)
+        if again is None:
             fabric.step.give_up()
         else:
-            fabric.step.go_back(firsts)
+            fabric.step.go_back(again)
             fabric.step.resume()
 
     def _begin_late(self, fabric: Fabric) -> None:
@@ -262,7 +263,8 @@ class Job:
         assert rank is not None
         fabric.enter(self.later, rank)
         places = exchange(fabric, fabric.step.place_before(STEP), Place)
-        self.decided[fabric.worker] = first_operations(places)
+        again = self.decided[fabric.worker] = first_operations(places)
+        fabric.step.expect(again or {})
         fabric.step.begin(keeps=True)
 
     def kill(self) -> None:
@@ -372,7 +374,8 @@ def test_ranks_that_have_not_begun_the_step_take_part_in_it(late: tuple[int, ...
     script = [(0, LARGE), (1, SMALL), (0, SMALL)]
     with job(1, late) as j:
         found = j.step(script, 0, inside=False)
-        assert list(j.decided.values()) == [{"0": 0}] * SIZE
+        assert len(j.decided) == SIZE
+        assert all(again and again["0"].first == 0 for again in j.decided.values())
         assert same(found, undisturbed(script))
 
 
@@ -419,7 +422,7 @@ def test_nothing_is_left_to_run_in_a_later_step() -> None:
         c.allreduce(SMALL)
         fabric.poison("a loss")
         log = c.of(fabric).log
-        log.go_back(0)
+        log.go_back(Rerun(0, 1))
         assert log.behind
         fabric.step.give_up()
         assert not log.behind
@@ -443,8 +446,10 @@ def test_an_operation_that_is_run_again_gives_the_same_bits(differs: bool) -> No
     with pair() as (c, fabrics):
         c.allreduce(SMALL)
         if differs:
-            c.of(fabrics[1]).log._kept[0].inputs[0][3] += 1
-        c.each(lambda f: (f.step.go_back({"0": 0}), f.drain()))
+            kept = c.of(fabrics[1]).log._kept[0]
+            assert isinstance(kept, KeptInputs)
+            kept.inputs[0][3] += 1
+        c.each(lambda f: (f.step.go_back({"0": Rerun(0, 1)}), f.drain()))
         assert all(fabric.poisoned is differs for fabric in fabrics)
 
 
@@ -496,11 +501,26 @@ def test_a_process_that_ends_waits_for_no_plan() -> None:
 
 def test_no_memory_is_kept_once_nobody_follows() -> None:
     with pair() as (c, fabrics):
-        c.allreduce(LARGE)
-        assert all(fabric.step.nbytes >= 4 * LARGE for fabric in fabrics)
+        c.allreduce(SMALL)
+        assert all(fabric.step.nbytes >= 4 * SMALL for fabric in fabrics)
         for fabric in fabrics:
             fabric.step.begin(keeps=False)
         assert all(fabric.step.nbytes == 0 for fabric in fabrics)
+
+
+@pytest.mark.parametrize(("size", "shares"), [(2, 0), (4, 2)])
+def test_a_large_allreduce_keeps_no_inputs(size: int, shares: int) -> None:
+    """It needs memory for partial sums: of half the tensor, and with two ranks of nothing."""
+    with circle(size) as c:
+        c.group()
+        c.each(lambda f: f.step.begin(keeps=True))
+        for fabric in c.fabrics:
+            fabric.step.on_break = lambda: None
+        for _ in range(3):
+            c.allreduce(LARGE)
+        bound = 4 * LARGE // shares + 64 if shares else 0
+        assert all(fabric.step.nbytes <= bound for fabric in c.fabrics)
+        assert all(f.step.place(STEP).groups["0"] == Progress(3, 0, 3) for f in c.fabrics)
 
 
 def test_the_oldest_are_dropped_beyond_the_bound() -> None:

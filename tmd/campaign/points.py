@@ -30,8 +30,8 @@ from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.generations.ring import RingKind
+from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.runner import Runner
-from tmd.fabric.step_log import CollectiveCall
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import SHIFT
 from tmd.trainer.session.session import Session

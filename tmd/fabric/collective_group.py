@@ -19,9 +19,9 @@ from tmd.fabric.collectives import on_tensors
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.identity import Identity
+from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import Reduction, dtype_code, reduction
-from tmd.fabric.step_log import CollectiveCall
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 

@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
-from tmd.core.worker.broken_step import Progress
+from tmd.core.worker.broken_step import Progress, Rerun
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import VOTE
 from tmd.fabric.link import Link
-from tmd.fabric.step_log import StepLog
+from tmd.fabric.step_log import NONE, StepLog
 from tmd.fabric.topology import neighbours
 
 
@@ -83,7 +83,7 @@ class Participant(Protocol):
     @property
     def log(self) -> StepLog: ...
     def comes_to_rest(self) -> bool: ...
-    def go_back(self, first: int) -> None: ...
+    def go_back(self, again: Rerun) -> None: ...
     def assume(self, view: GroupView) -> None: ...
     def settle(self) -> None: ...
     def drain(self, timeout: float) -> bool: ...
@@ -158,10 +158,15 @@ class Groups:
         """How far each group has come in the present step; no operation runs."""
         return {group.view.name: group.log.progress for group in self}
 
-    def go_back(self, firsts: Mapping[str, int]) -> None:
-        """Run the operations of each group again from the given one on."""
+    def go_back(self, again: Mapping[str, Rerun]) -> None:
+        """Run the given operations of each group again."""
         for group in self:
-            group.go_back(firsts.get(group.view.name, 0))
+            group.go_back(again.get(group.view.name, NONE))
+
+    def expect(self, again: Mapping[str, Rerun]) -> None:
+        """Other ranks run these operations again in the step that begins next here."""
+        for group in self:
+            group.log.expect(again.get(group.view.name, NONE))
 
     @property
     def views(self) -> tuple[GroupView, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tmd.core.worker.broken_step import Rerun
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.grouping import GroupView
@@ -158,9 +159,9 @@ class Identity(dist.ProcessGroup):
         """The operations of the present step."""
         return self._runner.log
 
-    def go_back(self, first: int) -> None:
-        """Run the complete operations from number ``first`` on once more."""
-        self._runner.go_back(first)
+    def go_back(self, again: Rerun) -> None:
+        """Run the complete operations of ``again`` once more."""
+        self._runner.go_back(again)
 
     def settle(self) -> None:
         """Wait for operations that an inner group runs; here there is none."""

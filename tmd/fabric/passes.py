@@ -20,8 +20,8 @@ from torch import Tensor
 from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import FrameKind
+from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.reduction import combine_of
-from tmd.fabric.step_log import CollectiveCall
 
 IN_STEPS = frozenset({FrameKind.ALLREDUCE, FrameKind.BROADCAST, FrameKind.BARRIER})
 """Operations that passes can share."""

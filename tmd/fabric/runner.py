@@ -14,6 +14,7 @@ from weakref import ref
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
+from tmd.core.worker.broken_step import Rerun
 from tmd.fabric import device
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.collectives.on_tensors import Body
@@ -23,6 +24,7 @@ from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.grouping import GroupView
+from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
 from tmd.fabric.objects import empty
@@ -30,7 +32,7 @@ from tmd.fabric.passes import PassLog, Rigid, obstacle
 from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
-from tmd.fabric.step_log import CollectiveCall, StepLog
+from tmd.fabric.step_log import StepLog
 from tmd.fabric.work import Work
 
 UNWIND_S = 1.0
@@ -184,16 +186,18 @@ class Runner:
             if request.objects and isinstance(source, Neutral):
                 empty(request.outputs)
         if call is not None:
+            if self.fabric.rank in self.view.ranks:
+                self.log.received(self.view.ranks.index(self.fabric.rank), len(self.view.ranks))
             self.log.end()
 
     # --- finishing a step after a loss ---------------------------------------------------------
 
-    def go_back(self, first: int) -> None:
-        """Run the complete operations from number ``first`` on once more, for ranks without them.
+    def go_back(self, again: Rerun) -> None:
+        """Run the complete operations of ``again`` once more, for ranks without them.
 
         No operation of the group may run. They come before any other operation.
         """
-        self.log.go_back(first)
+        self.log.go_back(again)
         if self.log.behind:
             self.lane.run(self._catch_up_alone, inline=False)
 
@@ -216,10 +220,7 @@ class Runner:
     def _catch_up(self, standing: EpochView) -> None:
         behind = self.log.behind
         while behind:
-            call = behind[0].afresh()
-            op = self._op(call, standing)
-            call.body(op, call.outputs, call.inputs)
-            if not behind[0].gave(call.outputs):
+            if not behind[0].gives(self._op(behind[0].call, standing)):
                 # The standby computes other inputs than its rank did, or the script has changed
                 # the result: this rank would go on with other bits than those that lacked it.
                 raise LinkError(f"rank {standing.rank} cannot repeat an operation bit for bit")
@@ -242,11 +243,11 @@ class Runner:
             return self._share(call, staged, standing)
         op = self._op(call, standing)
         with staged as (outputs, inputs):
-            self.log.begin(call, inputs)
+            body = self.log.begin(call, inputs)
             tap, given = self.fabric.tap, ""
             if tap is not None:
                 given = tap.given(call.kind.name.lower(), self.view.name, inputs)
-            call.body(op, outputs, inputs)
+            body(op, outputs, inputs)
         self.log.end()
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
         self.mirror(call.kind.name.lower(), staged.outputs, given=given)

@@ -122,20 +122,28 @@ def pump(
 
     ``arrivals`` resumes when its last buffer is full; it may process the data and append to
     ``queue``. It yields ``None`` to be resumed after something has been sent.
+
+    Raises LinkError, with the number of bytes that had come in ``arrived``.
     """
     incoming = _with_header(inp, expected, arrivals)
     view, more = _next(incoming)
     ready = _readiness(out, inp)
-    while queue or more:
-        moved = _push(out, queue, wait=view is None) if queue else 0
-        if view is not None:
-            got = _pull(inp, view, wait=not queue)
-            view = view[got:]
-            moved += got
-        if more and not view:
-            view, more = _next(incoming)
-        elif not moved and not ready.poll(inp.timeout_ms):
-            raise PeerLate(inp.peer)
+    arrived = 0 if expected is None else -HEADER_SIZE
+    try:
+        while queue or more:
+            moved = _push(out, queue, wait=view is None) if queue else 0
+            if view is not None:
+                got = _pull(inp, view, wait=not queue)
+                view = view[got:]
+                moved += got
+                arrived += got
+            if more and not view:
+                view, more = _next(incoming)
+            elif not moved and not ready.poll(inp.timeout_ms):
+                raise PeerLate(inp.peer)
+    except LinkError as error:
+        error.arrived = max(0, arrived)
+        raise
 
 
 def _next(incoming: Iterator[memoryview | None]) -> tuple[memoryview | None, bool]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.tables import next_state
-from tmd.core.worker.broken_step import Place, Progress
+from tmd.core.worker.broken_step import Place, Progress, Rerun
 from tmd.fabric.counters import CallCounter
 from tmd.fabric.grouping import Groups
 
@@ -179,6 +179,7 @@ class UnfinishedStep:
 
     def leave_epoch(self, epoch: int) -> None:
         """From now on no loss of ``epoch``, or of an earlier one, concerns the step."""
+        self._groups.expect({})
         with self._changed:
             self._left_epoch = max(self._left_epoch, epoch)
 
@@ -210,10 +211,15 @@ class UnfinishedStep:
         nothing = {name: Progress() for name in self._groups.progress}
         return Place(step, nothing, afresh=True, between=self._calls.begun - self._voted_at)
 
-    def go_back(self, firsts: Mapping[str, int]) -> None:
-        """Run the completed operations of each group again, from the given one on and before any
-        other operation: other ranks lack them."""
-        self._groups.go_back(firsts)
+    def go_back(self, again: Mapping[str, Rerun]) -> None:
+        """Run the given operations of each group again that are complete, before any other
+        operation: other ranks lack them."""
+        self._groups.go_back(again)
+
+    def expect(self, again: Mapping[str, Rerun]) -> None:
+        """Other ranks are in the step that this worker begins next, and run these operations
+        again."""
+        self._groups.expect(again)
 
     def resume(self) -> None:
         """Let the operations run again, in the new epoch, unless the step was given up."""

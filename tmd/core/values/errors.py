@@ -63,6 +63,9 @@ class PluginError(TmdError):
 class LinkError(TmdError):
     """A link between two workers failed; the step is poisoned."""
 
+    arrived = 0
+    """Bytes of the message under way that had come."""
+
 
 class LinkRefused(LinkError):
     """One end of a link takes the other for no member, or for one with another key, epoch or

@@ -9,43 +9,57 @@ DDP rebuilds its buckets after the first backward, and with a ring that changes 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from tmd.core.worker.broken_step import Span
 from tmd.fabric.collectives.op import Op
+from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.memory import view
 from tmd.fabric.reduction import Reduction
 from tmd.fabric.topology import folded
 from tmd.fabric.transfer import SEGMENT
 
 
-def allreduce(op: Op, flat: Tensor, reduction: Reduction) -> None:
+def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = None) -> None:
     """Reduce the one-dimensional ``flat`` over all ranks, in place.
 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
+
+    ``parts``: those of ``flat``. Then an element is overwritten only with its final value, so
+    partial sums need memory of their own, for half of ``flat``.
     """
     core = folded(op.size)
     if op.rank >= core:
         op.send(op.rank - core, view(flat))
-        op.receive(op.rank - core, view(flat))
-        return
+        return _receive(op, op.rank - core, flat, parts)
     guest = op.rank + core
+    sums, start = flat, 0  # the sums so far, and the element of `flat` with which they begin
     if guest < op.size:
-        _merge(op, guest, flat[:0], flat, reduction)
+        sums = flat if parts is None else parts.room(flat)
+        _merge(op, guest, None, flat, sums, reduction)
     rounds = []
-    part = flat
-    for partner in _partners(op.rank, core):
-        half = _half(part.numel())
-        upper = op.rank > partner
-        keep, give = (part[half:], part[:half]) if upper else (part[:half], part[half:])
-        _merge(op, partner, give, keep, reduction)
+    partners = list(_partners(op.rank, core))
+    for partner in partners:
+        half = _half(sums.numel())
+        ranges = (start, start + half), (start + half, start + sums.numel())
+        give, keep = ranges if op.rank > partner else reversed(ranges)
+        given, kept = (sums[first - start : stop - start] for first, stop in (give, keep))
+        done = None
+        if partner == partners[-1]:
+            out, done = flat[slice(*keep)], _finishing(op, reduction, parts, keep[0])
+        else:
+            out = parts.room(kept) if parts is not None and sums is flat else kept
+        _merge(op, partner, given, kept, out, reduction, done)
+        sums, start = out, keep[0]
         rounds.append((partner, keep, give))
-        part = keep
-    reduction.finish(part, op.shares)
-    for partner, keep, give in reversed(rounds):
-        op.swap(partner, view(keep), partner, view(give))
+    for number, (partner, keep, give) in enumerate(reversed(rounds)):
+        if parts is None:
+            op.swap(partner, view(flat[slice(*keep)]), partner, view(flat[slice(*give)]))
+        else:
+            _swap(op, partner, keep, give, parts, seal=number == 0)
     if guest < op.size:
         op.send(guest, view(flat))
 
@@ -57,24 +71,102 @@ def _partners(rank: int, core: int) -> Iterator[int]:
         distance *= 2
 
 
+def own_part(rank: int, size: int, length: int) -> Span:
+    """The elements whose sums are complete first on ``rank``, of ``length`` ones."""
+    core = folded(size)
+    start, stop = 0, length
+    if rank >= core:
+        return 0, 0
+    for partner in _partners(rank, core):
+        middle = start + _half(stop - start)
+        start, stop = (middle, stop) if rank > partner else (start, middle)
+    return start, stop
+
+
 def _half(count: int) -> int:
     """Where to split ``count`` elements: in the middle, at a multiple of 16."""
     return min(count, -(-count // 32) * 16)
 
 
-def _merge(op: Op, partner: int, give: Tensor, keep: Tensor, reduction: Reduction) -> None:
-    """Send ``give`` and merge the partner's data into ``keep``, segment by segment."""
+Done = Callable[[Tensor], None]
+
+
+def _finishing(op: Op, reduction: Reduction, parts: Parts | None, start: int) -> Done:
+    """What follows the last merge of each segment from element ``start`` on."""
+    sealed = None if parts is None else parts.seal(start)
+
+    def done(segment: Tensor) -> None:
+        reduction.finish(segment, op.shares)
+        if sealed is not None:
+            sealed.add(segment)
+
+    return done
+
+
+def _merge(
+    op: Op,
+    partner: int,
+    give: Tensor | None,
+    keep: Tensor,
+    out: Tensor,
+    reduction: Reduction,
+    done: Done | None = None,
+) -> None:
+    """Send ``give`` and merge the partner's data with ``keep`` into ``out``, by segments."""
     scratch = op.scratch.take(min(keep.numel(), SEGMENT // keep.element_size()), keep.dtype)
     landing = view(scratch)
     lower = partner < op.rank
+    length = scratch.numel() or 1
 
     def arrivals() -> Iterator[memoryview]:
-        for segment in torch.split(keep, scratch.numel() or 1):
+        for own, target in zip(torch.split(keep, length), torch.split(out, length), strict=True):
+            received = scratch[: own.numel()]
+            yield landing[: own.nbytes]
+            first, second = (received, own) if lower else (own, received)
+            reduction.combine(first, second, out=target)
+            if done is not None:
+                done(target)
+
+    _stream(op, partner, give, arrivals(), keep.nbytes)
+
+
+def _swap(op: Op, partner: int, keep: Span, give: Span, parts: Parts, *, seal: bool) -> None:
+    """Send elements ``keep``, which are final, and receive those of ``give``.
+
+    ``seal``: with a digest. Two ranks then have one of each part: if one of them is lost, the
+    other can still say that the script has not changed it.
+    """
+    own, target = parts.flat[slice(*keep)], parts.flat[slice(*give)]
+    if not seal:
+        with parts.receiving(*give):
+            _stream(op, partner, own, iter((view(target),)), target.nbytes)
+        return
+    # By way of the cache: no element may be torn that no other rank has.
+    scratch = op.scratch.take(min(target.numel(), SEGMENT // target.element_size()), target.dtype)
+    landing, sealed = view(scratch), parts.seal(give[0])
+
+    def arrivals() -> Iterator[memoryview]:
+        for segment in torch.split(target, scratch.numel() or 1):
             received = scratch[: segment.numel()]
             yield landing[: segment.nbytes]
-            first, second = (received, segment) if lower else (segment, received)
-            reduction.combine(first, second, out=segment)
+            segment.copy_(received)
+            sealed.add(received)
 
+    _stream(op, partner, own, arrivals(), target.nbytes)
+
+
+def _receive(op: Op, source: int, flat: Tensor, parts: Parts | None) -> None:
+    if parts is None:
+        return op.receive(source, view(flat))
+    with parts.receiving(0, flat.numel()):
+        _stream(op, source, None, iter((view(flat),)), flat.nbytes)
+
+
+def _stream(
+    op: Op, partner: int, give: Tensor | None, arrivals: Iterator[memoryview], nbytes: int
+) -> None:
+    """Send ``give`` to ``partner``, unless it expects nothing, and receive ``nbytes`` from it."""
+    if give is None:
+        return op.stream(None, deque(), 0, partner, arrivals, nbytes)
     queue = deque([view(give)] if give.numel() else [])
-    to = partner if give.numel() else None
-    op.stream(to, queue, give.nbytes, partner, arrivals(), keep.nbytes)
+    op.stream(partner, queue, give.nbytes, partner, arrivals, nbytes)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tmd.fabric.collectives import doubling, exchange, halving, ring, tree
+from tmd.fabric.collectives import allreduce as reducing
+from tmd.fabric.collectives import doubling, exchange, ring, tree
+from tmd.fabric.collectives.allreduce import Allreduce
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.memory import view
 from tmd.fabric.reduction import Reduction
@@ -20,40 +22,13 @@ from tmd.fabric.reduction import Reduction
 Tensors = Sequence[Tensor]
 Body = Callable[[Op, Tensors, Tensors], None]
 
-SMALL_REDUCE = 256 << 10
-"""Largest size in bytes for a logarithmic all-reduce."""
 SMALL_MOVE = 64 << 10
-"""The same, for one block, in operations that only move data."""
+"""Largest block in bytes for the logarithmic algorithms that only move data."""
 
 
 def allreduce(reduction: Reduction) -> Body:
     """Reduce each tensor over all ranks, in place."""
-
-    def body(op: Op, outputs: Tensors, inputs: Tensors) -> None:
-        for tensor in outputs:
-            _allreduce(op, tensor.view(-1), reduction)
-
-    return body
-
-
-def _allreduce(op: Op, flat: Tensor, reduction: Reduction) -> None:
-    if op.shares == 1 or flat.numel() == 0:
-        return
-    if op.size == 1:  # one worker holds all ranks
-        return reduction.finish(flat, op.shares)
-    if flat.nbytes > SMALL_REDUCE:
-        return halving.allreduce(op, flat, reduction)
-    received = op.scratch.take(flat.numel(), flat.dtype)
-    combine = reduction.combine
-
-    def merge(lower: bool) -> None:
-        if lower:
-            combine(received, flat, out=flat)
-        else:
-            combine(flat, received, out=flat)
-
-    doubling.recursive_doubling(op, view(flat), view(received), merge)
-    reduction.finish(flat, op.shares)
+    return Allreduce(reduction)
 
 
 def reduce(reduction: Reduction, root: int) -> Body:
@@ -62,7 +37,7 @@ def reduce(reduction: Reduction, root: int) -> Body:
     def body(op: Op, outputs: Tensors, inputs: Tensors) -> None:
         for tensor in outputs:
             result = tensor.view(-1) if op.rank == root else tensor.view(-1).clone()
-            _allreduce(op, result, reduction)
+            reducing.allreduce(op, result, reduction)
 
     return body
 
@@ -137,12 +112,12 @@ def reduce_scatter(reduction: Reduction) -> Body:
 
 
 def _reduce_scatter(op: Op, given: list[Tensor], out: Tensor, reduction: Reduction) -> None:
-    if sum(t.nbytes for t in given) > SMALL_REDUCE and op.size > 1:
+    if sum(t.nbytes for t in given) > reducing.SMALL and op.size > 1:
         return ring.reduce_scatter(op, given, out, reduction)
     if out.numel() == 0 and not any(t.numel() for t in given):
         return
     flat = torch.cat(given)
-    _allreduce(op, flat, reduction)
+    reducing.allreduce(op, flat, reduction)
     start = sum(t.numel() for t in given[: op.rank])
     out.copy_(flat[start : start + out.numel()])
 

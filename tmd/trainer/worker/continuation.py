@@ -238,11 +238,11 @@ class Continuation:
         fabric.enter(directive.membership, directive.rank, within=True)
         self._recovery.entered(directive, within=True)
         places = exchange(fabric, fabric.step.place(step), Place)
-        firsts = first_operations(places)
-        if firsts is None:
+        again = first_operations(places)
+        if again is None:
             log.warning("the broken step is repeated: a rank cannot take it up: %s", places)
             return False
-        fabric.step.go_back(firsts)
+        fabric.step.go_back(again)
         return True
 
 

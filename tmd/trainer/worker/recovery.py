@@ -215,8 +215,10 @@ class Recovery:
         with suppress(LinkError):
             places = exchange(self._fabric, self._fabric.step.place_before(step), Place)
             under_way = any(not place.afresh for place in places)
-            if under_way and first_operations(places) is not None:
+            again = first_operations(places)
+            if under_way and again is not None:
                 self._snapshots.skip(step)
+                self._fabric.step.expect(again)
 
     def _decision(self) -> Directive:
         """Wait for the resume step; acknowledge the halt to each plan that asks."""

@@ -1,0 +1,231 @@
+"""A large all-reduce breaks at any byte, and is finished with another worker."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from tests.fabric.circle import at_once
+from tmd.core.values.errors import LinkError
+from tmd.fabric.collectives import halving
+from tmd.fabric.collectives.completion import complete
+from tmd.fabric.collectives.op import Op
+from tmd.fabric.collectives.parts import Parts
+from tmd.fabric.frame import FrameHeader, FrameKind
+from tmd.fabric.link import Link
+from tmd.fabric.memory import Scratch
+from tmd.fabric.reduction import Reduction, reduction
+
+pytestmark = pytest.mark.timeout(60)
+LENGTH = 5000
+SIZES = st.integers(2, 5)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        return here, server.accept()[0]
+
+
+class Mesh:
+    """Links between all ranks. ``leave`` ends those of one."""
+
+    def __init__(self, size: int) -> None:
+        self._links: list[dict[int, Link]] = [{} for _ in range(size)]
+        for low, high in combinations(range(size), 2):
+            for rank, peer, end in zip((low, high), (high, low), tcp_pair(), strict=True):
+                self._links[rank][peer] = Link(end, f"w{peer}", f"w{low}")
+
+    def of(self, rank: int, kind: type[Op] = Op) -> Op:
+        header = FrameHeader(1, 0, FrameKind.ALLREDUCE, 0, 0, 0)
+        links = self._links[rank]
+        return kind(rank, len(self._links), header, links.__getitem__, Scratch())
+
+    def leave(self, rank: int) -> None:
+        for link in self._links[rank].values():
+            link.close()
+
+    def close(self) -> None:
+        for rank in range(len(self._links)):
+            self.leave(rank)
+
+
+class Killed(Exception):
+    """The process of the rank ends."""
+
+
+def dying(message: int, sent: int) -> type[Op]:
+    """An operation whose process is killed in the midst of a message, after ``sent`` bytes."""
+
+    class Dying(Op):
+        messages = 0
+
+        def _dies(self, to: int | None, header: memoryview, payload: memoryview) -> None:
+            if to is None:
+                return
+            type(self).messages += 1
+            if self.messages > message:
+                data = bytes(header) + bytes(payload)
+                self._open(to).sock.sendall(data[:sent])
+                raise Killed
+
+        def send(self, to: int, payload: memoryview) -> None:
+            self._dies(to, memoryview(self._header.packed(len(payload))), payload)
+            super().send(to, payload)
+
+        def stream(
+            self,
+            to: int | None,
+            queue: deque[memoryview],
+            total_out: int,
+            source: int | None,
+            arrivals: Iterator[memoryview | None],
+            total_in: int,
+        ) -> None:
+            payload = queue[0] if queue else memoryview(b"")
+            self._dies(to, memoryview(self._header.packed(total_out)), payload)
+            super().stream(to, queue, total_out, source, arrivals, total_in)
+
+    return Dying
+
+
+def data(rank: int, dtype: torch.dtype) -> Tensor:
+    values = torch.randn(LENGTH, generator=torch.Generator().manual_seed(rank))
+    return (100 * values).to(dtype)
+
+
+def parts_of(rank: int, dtype: torch.dtype) -> Parts:
+    return Parts(data(rank, dtype), torch.empty_like)
+
+
+def expected(size: int, how: Reduction, dtype: torch.dtype) -> Tensor:
+    """By the algorithm that overwrites partial sums."""
+    mesh = Mesh(size)
+    tensors = [data(rank, dtype) for rank in range(size)]
+    run = lambda rank: halving.allreduce(mesh.of(rank), tensors[rank], how)  # noqa: E731
+    at_once([lambda rank=rank: run(rank) for rank in range(size)])
+    mesh.close()
+    return tensors[0]
+
+
+def run_until(mesh: Mesh, lost: int, all_parts: list[Parts], how: Reduction, end: type[Op]) -> None:
+    """Run on all; rank ``lost`` ends. Every rank that finds a broken link leaves, as in a job."""
+
+    def act(rank: int) -> None:
+        parts = all_parts[rank]
+        try:
+            op = mesh.of(rank, end if rank == lost else Op)
+            halving.allreduce(op, parts.flat, how, parts)
+            parts.complete()
+        except (LinkError, Killed):
+            mesh.leave(rank)
+
+    at_once([lambda rank=rank: act(rank) for rank in range(len(all_parts))])
+    mesh.close()
+
+
+def finish(all_parts: list[Parts], how: Reduction) -> list[bool]:
+    """Finish it in a new epoch; returns by rank whether that is possible."""
+    mesh = Mesh(len(all_parts))
+
+    def act(rank: int) -> bool:
+        try:
+            complete(mesh.of(rank), all_parts[rank], how)
+        except LinkError:
+            return False
+        return True
+
+    found = at_once([lambda rank=rank: act(rank) for rank in range(len(all_parts))])
+    mesh.close()
+    return found
+
+
+def bits(tensor: Tensor) -> bytes:
+    return bytes(tensor.view(torch.uint8).tolist())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    size=SIZES,
+    lost=st.integers(0, 4),
+    message=st.integers(0, 5),
+    sent=st.integers(0, 4 * LENGTH),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int16]),
+    named=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX]),
+)
+def test_it_is_finished_with_the_same_bits(
+    size: int, lost: int, message: int, sent: int, dtype: torch.dtype, named: object
+) -> None:
+    """Wherever it breaks, and however far each rank had come. The other worker has only inputs."""
+    lost %= size
+    how = reduction(named, dtype, "all_reduce")
+    all_parts = [parts_of(rank, dtype) for rank in range(size)]
+    run_until(Mesh(size), lost, all_parts, how, dying(message, sent))
+    all_parts[lost] = parts_of(lost, dtype)
+
+    found = finish(all_parts, how)
+
+    assert found == [True] * size
+    result = bits(expected(size, how, dtype))
+    assert all(bits(parts.flat) == result for parts in all_parts)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_result_that_a_script_has_changed_is_given_to_nobody(size: int, changed: int) -> None:
+    """The others have it; with two ranks nobody has, and all find that out."""
+    how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")
+    all_parts = [parts_of(rank, torch.float32) for rank in range(size)]
+    run_until(Mesh(size), size - 1, all_parts, how, Op)
+    lost = size - 1
+    all_parts[lost] = parts_of(lost, torch.float32)
+    for parts in all_parts[: lost if changed else 0]:
+        parts.flat.mul_(0.5)
+
+    found = finish(all_parts, how)
+
+    assert found == [not changed] * size
+    if not changed:
+        result = bits(expected(size, how, torch.float32))
+        assert all(bits(parts.flat) == result for parts in all_parts)
+
+
+def test_inputs_are_not_overwritten_with_partial_sums() -> None:
+    """Before the first part is final every rank has all its inputs."""
+    how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")
+    all_parts = [parts_of(rank, torch.float32) for rank in range(4)]
+    run_until(Mesh(4), 0, all_parts, how, dying(1, 0))
+    whole = [parts for parts in all_parts if not parts.holding().final]
+    assert whole
+    for rank, parts in enumerate(all_parts):
+        if parts in whole:
+            assert bits(parts.flat) == bits(data(rank, torch.float32))
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 40])
+@pytest.mark.parametrize("size", [4, 6])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_ranks_without_a_part_of_their_own(length: int, size: int, in_parts: bool) -> None:
+    """A tensor may have fewer blocks of 16 elements than there are ranks."""
+    how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")
+    mesh = Mesh(size)
+    tensors = [data(rank, torch.float32)[:length].clone() for rank in range(size)]
+    total = torch.stack(tensors).double().sum(0)
+
+    def act(rank: int) -> None:
+        parts = Parts(tensors[rank], torch.empty_like) if in_parts else None
+        halving.allreduce(mesh.of(rank), tensors[rank], how, parts)
+
+    at_once([lambda rank=rank: act(rank) for rank in range(size)])
+    mesh.close()
+    assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+    assert torch.allclose(tensors[0].double(), total, atol=1e-4)

@@ -1,0 +1,115 @@
+"""Which parts of a tensor are final while a large all-reduce overwrites it.
+
+Such an operation overwrites an element of its tensor only with the final value. So every part of
+the tensor holds either the rank's input or the result, and after a loss the other ranks can finish
+the operation without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import xxhash
+from torch import Tensor
+
+from tmd.core.values.errors import LinkError
+from tmd.core.worker.broken_step import Holding, Span
+from tmd.fabric.memory import view
+
+
+class Sealed:
+    """Consecutive elements that are final, and a digest of them.
+
+    A script may change a result once it has it. The digest tells whether it has.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = self.stop = start
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, segment: Tensor) -> None:
+        """The next elements are final. They are best added while they are in the cache."""
+        self._digest.update(view(segment))
+        self.stop += segment.numel()
+
+    def copied(self, flat: Tensor) -> Tensor | None:
+        """A copy of the elements, which are those of ``flat``; ``None`` if they have changed."""
+        # Copied before they are compared: the script may change them at any time.
+        values = flat[self.start : self.stop].clone()
+        same = xxhash.xxh3_128_digest(view(values)) == self._digest.digest()
+        return values if same else None
+
+
+class Parts:
+    """Those of one tensor. Used by one thread at a time."""
+
+    def __init__(self, flat: Tensor, room: Callable[[Tensor], Tensor]) -> None:
+        """``flat``: the tensor, in one dimension; ``room`` returns memory like that of a part, for
+        partial sums."""
+        self.flat = flat
+        self.room = room
+        self._sealed: list[Sealed] = []
+        self._final: list[Span] = []
+        self._torn: list[Span] = []
+        self._complete = False
+        self._copies: list[tuple[int, Tensor]] = []
+
+    def seal(self, start: int) -> Sealed:
+        """Begin a part, at element ``start``, whose digest is kept."""
+        self._sealed.append(Sealed(start))
+        return self._sealed[-1]
+
+    @contextmanager
+    def receiving(self, start: int, stop: int) -> Iterator[None]:
+        """Within the context one message overwrites elements ``start`` to ``stop`` in order."""
+        arrived = (stop - start) * self.flat.element_size()
+        try:
+            yield
+        except LinkError as error:
+            arrived = error.arrived
+            raise
+        finally:
+            whole, more = divmod(arrived, self.flat.element_size())
+            self._final.append((start, start + whole))
+            if more:  # an element that is partly overwritten
+                self._torn.append((start + whole, start + whole + 1))
+
+    def complete(self) -> None:
+        """The script has the result, and may change it from now on."""
+        self._complete = True
+
+    # --- once the operation has to be finished -------------------------------------------------
+
+    def holding(self) -> Holding:
+        """What this rank can give to others."""
+        if not self._complete:
+            sealed = ((part.start, part.stop) for part in self._sealed)
+            final = ((start, stop) for start, stop in (*sealed, *self._final) if start < stop)
+            return Holding(tuple(final), tuple(self._torn))
+        found = [(part.start, part.copied(self.flat)) for part in self._sealed]
+        self._copies = [(start, values) for start, values in found if values is not None]
+        given = [(start, start + len(values)) for start, values in self._copies]
+        return Holding(tuple(given), inputs=False)
+
+    def values(self, start: int, stop: int) -> Tensor:
+        """A copy of these elements; any values if this rank can give none."""
+        if not self._complete:
+            return self.flat[start:stop].clone()
+        for at, values in self._copies:
+            if at <= start and stop <= at + len(values):
+                return values[start - at : stop - at]
+        return torch.empty_like(self.flat[start:stop])
+
+    def put(self, start: int, values: Tensor) -> None:
+        """Elements from ``start`` on have these final values. The script keeps a result that it
+        has."""
+        if self._complete:
+            return
+        self.flat[start : start + len(values)].copy_(values)
+        self.seal(start).add(values)
+
+    def given(self) -> None:
+        """The copies of :meth:`holding` are not needed any more."""
+        self._copies = []

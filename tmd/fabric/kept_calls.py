@@ -1,0 +1,231 @@
+"""Operations that can be run again, and what a rank keeps for that.
+
+Most operations overwrite their inputs, so these are copied before it runs. A large all-reduce, as
+of a bucket of gradients, needs no copies: it is finished from what is in its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import xxhash
+from torch import Tensor
+
+from tmd.fabric.collectives.allreduce import Allreduce
+from tmd.fabric.collectives.completion import complete
+from tmd.fabric.collectives.halving import own_part
+from tmd.fabric.collectives.on_tensors import Body
+from tmd.fabric.collectives.op import Op
+from tmd.fabric.collectives.parts import Parts
+from tmd.fabric.frame import FrameKind
+from tmd.fabric.memory import view
+
+ALIGNED = 64
+"""Bytes to whose multiple each copy begins."""
+DIGESTED = 1 << 20
+"""Bytes of outputs up to which their digest is kept. Scripts change buffers in the same step, but
+hardly ever large gradients."""
+
+
+class CollectiveCall(NamedTuple):
+    """A collective as it was called. ``body`` runs it on contiguous CPU tensors."""
+
+    kind: FrameKind
+    body: Body
+    outputs: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+    dtype: int = 0
+    root: int = 0
+    detail: int = 0
+    objects: bool = False
+    """See :class:`tmd.fabric.runner.OutputRequest`."""
+
+
+class Memory:
+    """Memory for copies, which is used again: new pages would cost more than a copy."""
+
+    def __init__(self, bound: int) -> None:
+        """``bound``: bytes beyond which free memory is returned."""
+        self._bound = bound
+        self._free: list[Tensor] = []
+        self.nbytes = 0
+        """Bytes of memory, whether used or free."""
+
+    def copies(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Contiguous copies of ``tensors``, and the memory that :meth:`give_back` takes."""
+        sizes = [-(-t.nbytes // ALIGNED) * ALIGNED for t in tensors]
+        memory = self.room(sum(sizes))
+        parts = torch.split(memory[: sum(sizes)], sizes) if sizes else ()
+        copies = [
+            part[: t.nbytes].view(t.dtype).view(t.shape).copy_(t.detach())
+            for part, t in zip(parts, tensors, strict=True)
+        ]
+        return copies, memory
+
+    def give_back(self, memory: Tensor) -> None:
+        """What is in ``memory`` is not needed any more."""
+        self._free.append(memory)
+
+    def room(self, size: int) -> Tensor:
+        """Memory of at least ``size`` bytes with any content."""
+        fitting = [memory for memory in self._free if size <= memory.numel() <= 2 * size]
+        if fitting:
+            found = min(fitting, key=Tensor.numel)
+            self._free = [memory for memory in self._free if memory is not found]
+            return found
+        while self._free and self.nbytes + size > self._bound:
+            self.nbytes -= self._free.pop(0).nbytes
+        self.nbytes += size
+        return torch.empty(size, dtype=torch.uint8)
+
+
+class KeptCall(Protocol):
+    """An operation that has begun, and that can be run again."""
+
+    call: CollectiveCall
+
+    def restore(self, tensors: Sequence[Tensor]) -> None:
+        """It runs once more since it broke, now on ``tensors``."""
+        ...
+
+    def body(self, *, others: bool) -> Body:
+        """What runs it. ``others``: whether other ranks may have begun or completed it before."""
+        ...
+
+    def received(self, place: int, size: int) -> None:
+        """Another rank of the group, at ``place`` of ``size``, has sent its outputs."""
+        ...
+
+    def complete(self) -> None:
+        """The script has the outputs."""
+        ...
+
+    def gives(self, op: Op) -> bool:
+        """Run it for other ranks, since it is complete here; returns whether it has the same
+        result. Raises LinkError."""
+        ...
+
+    def drop(self) -> None:
+        """It will not run again."""
+        ...
+
+
+def keep(call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> KeptCall:
+    """Keep what it takes to run ``call`` again. It is about to run on the inputs ``tensors``."""
+    if isinstance(call.body, Allreduce) and Allreduce.has_parts(call.inputs):
+        return KeptParts(call, call.body, tensors, memory)
+    return KeptInputs(call, tensors, memory)
+
+
+class KeptInputs:
+    """A call with copies of its inputs."""
+
+    def __init__(self, call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> None:
+        self.call = call
+        self._pool = memory
+        self.inputs, self._memory = memory.copies(tensors)
+        self._result = b""
+        """Digest of the outputs, if they are small: a script may change them."""
+
+    def restore(self, tensors: Sequence[Tensor]) -> None:
+        for tensor, before in zip(tensors, self.inputs, strict=True):
+            tensor.copy_(before)
+
+    def body(self, *, others: bool) -> Body:
+        return self.call.body
+
+    def received(self, place: int, size: int) -> None:
+        pass
+
+    def complete(self) -> None:
+        if sum(t.nbytes for t in self.call.outputs) <= DIGESTED:
+            self._result = _digest(self.call.outputs)
+
+    def gives(self, op: Op) -> bool:
+        inputs = outputs = [tensor.clone() for tensor in self.inputs]
+        if self.call.outputs is not self.call.inputs:
+            outputs = [torch.empty(t.shape, dtype=t.dtype) for t in self.call.outputs]
+        self.call.body(op, outputs, inputs)
+        return self._gave(outputs)
+
+    def _gave(self, outputs: Sequence[Tensor]) -> bool:
+        """Whether the operation had exactly these ``outputs``.
+
+        Without a digest the script's own tensors are compared, which it may have changed.
+        """
+        if self._result:
+            return self._result == _digest(outputs)
+        pairs = zip(self.call.outputs, outputs, strict=True)
+        return all(torch.equal(_bits(mine), _bits(again)) for mine, again in pairs)
+
+    def drop(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+class KeptParts:
+    """A large all-reduce. Partial sums need memory while it runs."""
+
+    def __init__(
+        self, call: CollectiveCall, body: Allreduce, tensors: Sequence[Tensor], memory: Memory
+    ) -> None:
+        self.call = call
+        self._reduction, self._in_parts = body.reduction, body.in_parts
+        self._pool = memory
+        self._rooms: list[Tensor] = []
+        self._parts = self._of(tensors)
+
+    def _of(self, tensors: Sequence[Tensor]) -> list[Parts]:
+        return [Parts(t.detach().contiguous().view(-1), self._room) for t in tensors]
+
+    def _room(self, like: Tensor) -> Tensor:
+        self._rooms.append(self._pool.room(like.nbytes))
+        return self._rooms[-1][: like.nbytes].view(like.dtype)
+
+    def restore(self, tensors: Sequence[Tensor]) -> None:
+        self.drop()
+        pairs = zip(self._parts, tensors, strict=True)
+        if any(parts.flat.data_ptr() != tensor.data_ptr() for parts, tensor in pairs):
+            self._parts = self._of(tensors)  # host copies of this attempt
+
+    def body(self, *, others: bool) -> Body:
+        if others:
+            return lambda op, outputs, inputs: self._complete(op)
+        return lambda op, outputs, inputs: self._in_parts(op, self._parts)
+
+    def _complete(self, op: Op) -> None:
+        for parts in self._parts:
+            complete(op, parts, self._reduction)
+
+    def received(self, place: int, size: int) -> None:
+        self._parts = self._of(self.call.outputs)
+        for parts in self._parts:
+            start, stop = own_part(place, size, parts.flat.numel())
+            parts.seal(start).add(parts.flat[start:stop])
+
+    def complete(self) -> None:
+        self.drop()
+        for parts in self._parts:
+            parts.complete()
+
+    def gives(self, op: Op) -> bool:
+        self._complete(op)
+        return True
+
+    def drop(self) -> None:
+        for room in self._rooms:
+            self._pool.give_back(room)
+        self._rooms = []
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _digest(tensors: Sequence[Tensor]) -> bytes:
+    found = xxhash.xxh3_128()
+    for tensor in tensors:
+        bits = _bits(tensor)  # alive while it is read
+        found.update(view(bits))
+    return found.digest()
