@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 from tests.fabric.circle import at_once
 from tmd.core.values.errors import LinkError
 from tmd.fabric.collectives import halving
-from tmd.fabric.collectives.completion import complete
+from tmd.fabric.collectives.completion import finish as finish_one
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.frame import FrameHeader, FrameKind
@@ -139,7 +139,7 @@ def finish(all_parts: list[Parts], how: Reduction) -> list[bool]:
 
     def act(rank: int) -> bool:
         try:
-            complete(mesh.of(rank), all_parts[rank], how)
+            finish_one(mesh.of(rank), all_parts[rank], how)
         except LinkError:
             return False
         return True

@@ -508,6 +508,28 @@ def test_no_memory_is_kept_once_nobody_follows() -> None:
         assert all(fabric.step.nbytes == 0 for fabric in fabrics)
 
 
+@pytest.mark.parametrize("unlike", ["several", "complex"])
+def test_other_large_allreduces_keep_their_inputs(unlike: str) -> None:
+    """Several tensors may share memory; sums of complex numbers may depend on the place."""
+    with pair() as (c, fabrics):
+        one = torch.ones(LARGE, dtype=torch.complex64 if unlike == "complex" else torch.float32)
+        count = 2 if unlike == "several" else 1
+        c.each(lambda f: c.of(f).allreduce([one.clone() for _ in range(count)]).wait())
+        assert all(isinstance(c.of(f).log._kept[0], KeptInputs) for f in fabrics)
+
+
+def test_what_a_joiner_compares_are_inputs() -> None:
+    """An operation that runs again may have parts of its result in its tensors."""
+    log, seen = StepLog(), []
+    log.restart(keeps=True)
+    tensors = [torch.ones(LARGE)]
+    call = CollectiveCall(FrameKind.BARRIER, on_tensors.barrier, tensors, tensors)
+    for _ in range(2):
+        log.begin(call, tensors)
+        seen.append(log.repeats)
+    assert seen == [False, True]
+
+
 @pytest.mark.parametrize(("size", "shares"), [(2, 0), (4, 2)])
 def test_a_large_allreduce_keeps_no_inputs(size: int, shares: int) -> None:
     """It needs memory for partial sums: of half the tensor, and with two ranks of nothing."""

@@ -14,7 +14,7 @@ import xxhash
 from torch import Tensor
 
 from tmd.fabric.collectives.allreduce import Allreduce
-from tmd.fabric.collectives.completion import complete
+from tmd.fabric.collectives.completion import finish
 from tmd.fabric.collectives.halving import own_part
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
@@ -113,10 +113,15 @@ class KeptCall(Protocol):
 
 
 def keep(call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> KeptCall:
-    """Keep what it takes to run ``call`` again. It is about to run on the inputs ``tensors``."""
+    """Keep what it takes to run ``call`` again. ``tensors``: its inputs, as it will use them."""
+    return keep_parts(call, tensors, memory) or KeptInputs(call, tensors, memory)
+
+
+def keep_parts(call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> KeptParts | None:
+    """The same for a large all-reduce; ``None`` for all other operations."""
     if isinstance(call.body, Allreduce) and Allreduce.has_parts(call.inputs):
-        return KeptParts(call, call.body, tensors, memory)
-    return KeptInputs(call, tensors, memory)
+        return KeptParts(call, call.body, tensors[0], memory)
+    return None
 
 
 class KeptInputs:
@@ -168,16 +173,17 @@ class KeptParts:
     """A large all-reduce. Partial sums need memory while it runs."""
 
     def __init__(
-        self, call: CollectiveCall, body: Allreduce, tensors: Sequence[Tensor], memory: Memory
+        self, call: CollectiveCall, body: Allreduce, tensor: Tensor, memory: Memory
     ) -> None:
         self.call = call
         self._reduction, self._in_parts = body.reduction, body.in_parts
         self._pool = memory
         self._rooms: list[Tensor] = []
-        self._parts = self._of(tensors)
+        self._parts = self._of(tensor)
 
-    def _of(self, tensors: Sequence[Tensor]) -> list[Parts]:
-        return [Parts(t.detach().contiguous().view(-1), self._room) for t in tensors]
+    def _of(self, tensor: Tensor) -> Parts:
+        # `.data`: autograd must not see what a standby writes into the script's tensor.
+        return Parts(tensor.data.contiguous().view(-1), self._room)
 
     def _room(self, like: Tensor) -> Tensor:
         self._rooms.append(self._pool.room(like.nbytes))
@@ -185,32 +191,25 @@ class KeptParts:
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
         self.drop()
-        pairs = zip(self._parts, tensors, strict=True)
-        if any(parts.flat.data_ptr() != tensor.data_ptr() for parts, tensor in pairs):
-            self._parts = self._of(tensors)  # host copies of this attempt
+        if self._parts.flat.data_ptr() != tensors[0].data_ptr():
+            self._parts = self._of(tensors[0])  # a host copy for this attempt, of the inputs
 
     def body(self, *, others: bool) -> Body:
         if others:
-            return lambda op, outputs, inputs: self._complete(op)
+            return lambda op, outputs, inputs: finish(op, self._parts, self._reduction)
         return lambda op, outputs, inputs: self._in_parts(op, self._parts)
 
-    def _complete(self, op: Op) -> None:
-        for parts in self._parts:
-            complete(op, parts, self._reduction)
-
     def received(self, place: int, size: int) -> None:
-        self._parts = self._of(self.call.outputs)
-        for parts in self._parts:
-            start, stop = own_part(place, size, parts.flat.numel())
-            parts.seal(start).add(parts.flat[start:stop])
+        self._parts = self._of(self.call.outputs[0])
+        start, stop = own_part(place, size, self._parts.flat.numel())
+        self._parts.seal(start).add(self._parts.flat[start:stop])
 
     def complete(self) -> None:
         self.drop()
-        for parts in self._parts:
-            parts.complete()
+        self._parts.complete()
 
     def gives(self, op: Op) -> bool:
-        self._complete(op)
+        finish(op, self._parts, self._reduction)
         return True
 
     def drop(self) -> None:

@@ -245,7 +245,7 @@ class Runner:
         with staged as (outputs, inputs):
             body = self.log.begin(call, inputs)
             tap, given = self.fabric.tap, ""
-            if tap is not None:
+            if tap is not None and not self.log.repeats:
                 given = tap.given(call.kind.name.lower(), self.view.name, inputs)
             body(op, outputs, inputs)
         self.log.end()

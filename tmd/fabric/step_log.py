@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tmd.core.worker.broken_step import Progress, Rerun
 from tmd.fabric.collectives.on_tensors import Body
-from tmd.fabric.kept_calls import CollectiveCall, KeptCall, Memory, keep
+from tmd.fabric.kept_calls import CollectiveCall, KeptCall, Memory, keep, keep_parts
 
 KEPT_BYTES = 64 << 20
 """Bytes of tensors of the calls that a group keeps, about two buckets of DDP. The oldest are
@@ -42,6 +42,8 @@ class StepLog:
         self._broken = True
         self._done = self._begun = 0
         self._again = self._coming = NONE
+        self.repeats = False
+        """Whether the operation that runs broke before: its tensors may hold parts of a result."""
 
     def restart(self, *, keeps: bool) -> None:
         """A step begins. ``keeps``: whether its operations can be run again: none may run now."""
@@ -73,13 +75,14 @@ class StepLog:
         others = self._done < self._again.until
         self._begun = self._done + 1
         kept = self._kept.get(self._done)
-        if kept is not None and kept.call is call:
+        self.repeats = kept is not None and kept.call is call
+        if kept is not None and self.repeats:
             kept.restore(inputs)
         else:
             kept = self._keep(call, inputs)
         if kept is None and others:
             # Also if nothing has to be kept: the others expect this rank to do the same as they.
-            kept = keep(call, inputs, self._memory)
+            kept = keep_parts(call, inputs, self._memory)
         return call.body if kept is None else kept.body(others=others)
 
     def _keep(self, call: CollectiveCall, inputs: Sequence[Tensor]) -> KeptCall | None:

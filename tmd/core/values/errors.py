@@ -64,7 +64,7 @@ class LinkError(TmdError):
     """A link between two workers failed; the step is poisoned."""
 
     arrived = 0
-    """Bytes of the message under way that had come."""
+    """Bytes of the message that had arrived when the link broke."""
 
 
 class LinkRefused(LinkError):

@@ -43,7 +43,7 @@ class Rerun(NamedTuple):
     """The first one that not all ranks have completed: a rank that has completed it runs it once
     more, for the others."""
     until: int
-    """Those from this one on are new to all ranks."""
+    """The first one that no rank has begun."""
 
 
 def first_operations(places: Sequence[Place]) -> dict[str, Rerun] | None:
@@ -80,10 +80,11 @@ class Holding(Struct, frozen=True):
     lost: tuple[Span, ...] = ()
     """Elements of which it has neither input nor result."""
     inputs: bool = True
-    """Whether all others are its inputs; otherwise they are lost, too."""
+    """Whether it has its inputs of the elements that are in neither list. If not, those are lost,
+    too."""
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether it has the result of these elements, which are all alike here."""
+        """Whether it has the result of these elements. No span begins or ends among them."""
         return _within((start, stop), self.final)
 
     def can_reduce(self, start: int, stop: int) -> bool:

@@ -52,12 +52,15 @@ class Allreduce:
         for tensor in outputs:
             allreduce(op, tensor.view(-1), self.reduction)
 
-    def in_parts(self, op: Op, parts: Sequence[Parts]) -> None:
-        """The same, for tensors of which only final values may be overwritten."""
-        for each in parts:
-            allreduce(op, each.flat, self.reduction, each)
+    def in_parts(self, op: Op, parts: Parts) -> None:
+        """The same, for one tensor of which an element may be overwritten only with its result."""
+        allreduce(op, parts.flat, self.reduction, parts)
 
     @staticmethod
     def has_parts(tensors: Sequence[Tensor]) -> bool:
-        """Whether each of ``tensors``, of a size that is equal on all ranks, is large."""
-        return bool(tensors) and all(tensor.nbytes > SMALL for tensor in tensors)
+        """Whether :meth:`in_parts` can be used: all ranks give the same answer.
+
+        Several tensors may share memory. Sums of complex numbers may depend on where a part
+        begins.
+        """
+        return len(tensors) == 1 and tensors[0].nbytes > SMALL and not tensors[0].is_complex()

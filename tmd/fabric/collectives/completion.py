@@ -22,7 +22,7 @@ LENGTH = 2
 """Bytes in front of it that hold its length."""
 
 
-def complete(op: Op, parts: Parts, reduction: Reduction) -> None:
+def finish(op: Op, parts: Parts, reduction: Reduction) -> None:
     """Give each rank the result of the all-reduce to which ``parts`` belong.
 
     Raises:
@@ -43,7 +43,7 @@ def complete(op: Op, parts: Parts, reduction: Reduction) -> None:
             on_tensors.broadcast(source)(op, [values], [values])
         if not held[op.rank].has(start, stop):
             parts.put(start, values)
-    parts.given()
+    parts.forget_copies()
 
 
 def _exchanged(op: Op, own: Holding, length: int) -> list[Holding]:

@@ -29,7 +29,8 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
 
     ``parts``: those of ``flat``. Then an element is overwritten only with its final value, so
-    partial sums need memory of their own, for half of ``flat``.
+    partial sums need memory of their own: for half of ``flat``, and for all of it on a rank into
+    which another one folds.
     """
     core = folded(op.size)
     if op.rank >= core:
@@ -92,7 +93,7 @@ Done = Callable[[Tensor], None]
 
 
 def _finishing(op: Op, reduction: Reduction, parts: Parts | None, start: int) -> Done:
-    """What follows the last merge of each segment from element ``start`` on."""
+    """What to do with each segment once its sum is complete; the first begins at ``start``."""
     sealed = None if parts is None else parts.seal(start)
 
     def done(segment: Tensor) -> None:
@@ -141,7 +142,8 @@ def _swap(op: Op, partner: int, keep: Span, give: Span, parts: Parts, *, seal: b
         with parts.receiving(*give):
             _stream(op, partner, own, iter((view(target),)), target.nbytes)
         return
-    # By way of the cache: no element may be torn that no other rank has.
+    # Received elsewhere and then copied: a break must not tear an element that only the lost rank
+    # has.
     scratch = op.scratch.take(min(target.numel(), SEGMENT // target.element_size()), target.dtype)
     landing, sealed = view(scratch), parts.seal(give[0])
 

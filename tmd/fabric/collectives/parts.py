@@ -43,7 +43,7 @@ class Sealed:
 
 
 class Parts:
-    """Those of one tensor. Used by one thread at a time."""
+    """The parts of one tensor, and which of them are final. Used by one thread at a time."""
 
     def __init__(self, flat: Tensor, room: Callable[[Tensor], Tensor]) -> None:
         """``flat``: the tensor, in one dimension; ``room`` returns memory like that of a part, for
@@ -64,17 +64,15 @@ class Parts:
     @contextmanager
     def receiving(self, start: int, stop: int) -> Iterator[None]:
         """Within the context one message overwrites elements ``start`` to ``stop`` in order."""
-        arrived = (stop - start) * self.flat.element_size()
         try:
             yield
         except LinkError as error:
-            arrived = error.arrived
-            raise
-        finally:
-            whole, more = divmod(arrived, self.flat.element_size())
+            whole, more = divmod(error.arrived, self.flat.element_size())
             self._final.append((start, start + whole))
             if more:  # an element that is partly overwritten
                 self._torn.append((start + whole, start + whole + 1))
+            raise
+        self._final.append((start, stop))
 
     def complete(self) -> None:
         """The script has the result, and may change it from now on."""
@@ -110,6 +108,6 @@ class Parts:
         self.flat[start : start + len(values)].copy_(values)
         self.seal(start).add(values)
 
-    def given(self) -> None:
-        """The copies of :meth:`holding` are not needed any more."""
+    def forget_copies(self) -> None:
+        """Drop the copies that :meth:`holding` made."""
         self._copies = []
