@@ -518,8 +518,8 @@ def test_other_large_allreduces_keep_their_inputs(unlike: str) -> None:
         assert all(isinstance(c.of(f).log._kept[0], KeptInputs) for f in fabrics)
 
 
-def test_what_a_joiner_compares_are_inputs() -> None:
-    """An operation that runs again may have parts of its result in its tensors."""
+def test_an_operation_that_runs_again_is_known() -> None:
+    """Its tensors may hold parts of its result: no joiner may compare them with its inputs."""
     log, seen = StepLog(), []
     log.restart(keeps=True)
     tensors = [torch.ones(LARGE)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tmd.fabric import coalescing
 from tmd.fabric.collectives import on_tensors
+from tmd.fabric.collectives.allreduce import Allreduce
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.identity import Identity
@@ -79,7 +80,7 @@ class CollectiveGroup(Identity):
 
     def _allreduce(self, tensors: Tensors, opts: Any) -> Work:
         how = _reduction("all_reduce", opts, tensors)
-        body = on_tensors.allreduce(how)
+        body = Allreduce(how)
         return self._submit(FrameKind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
 
     @untraced

@@ -17,7 +17,7 @@ from tmd.core.worker.broken_step import Progress, Rerun
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import VOTE
 from tmd.fabric.link import Link
-from tmd.fabric.step_log import NONE, StepLog
+from tmd.fabric.step_log import StepLog
 from tmd.fabric.topology import neighbours
 
 
@@ -161,12 +161,12 @@ class Groups:
     def go_back(self, again: Mapping[str, Rerun]) -> None:
         """Run the given operations of each group again."""
         for group in self:
-            group.go_back(again.get(group.view.name, NONE))
+            group.go_back(again.get(group.view.name, Rerun()))
 
     def expect(self, again: Mapping[str, Rerun]) -> None:
         """Other ranks run these operations again in the step that begins next here."""
         for group in self:
-            group.log.expect(again.get(group.view.name, NONE))
+            group.log.expect(again.get(group.view.name, Rerun()))
 
     @property
     def views(self) -> tuple[GroupView, ...]:

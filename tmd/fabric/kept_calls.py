@@ -87,24 +87,25 @@ class KeptCall(Protocol):
     call: CollectiveCall
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
-        """It runs once more since it broke, now on ``tensors``."""
+        """It broke, and is about to run once more, now on ``tensors``."""
         ...
 
-    def body(self, *, others: bool) -> Body:
-        """What runs it. ``others``: whether other ranks may have begun or completed it before."""
+    def body(self, *, begun_elsewhere: bool) -> Body:
+        """The function that runs it. ``begun_elsewhere``: whether another rank has begun it in an
+        earlier epoch."""
         ...
 
-    def received(self, place: int, size: int) -> None:
-        """Another rank of the group, at ``place`` of ``size``, has sent its outputs."""
+    def received(self, rank: int, ranks: Sequence[int]) -> None:
+        """Its outputs came from ``rank`` of the group of ``ranks``."""
         ...
 
-    def complete(self) -> None:
+    def completed(self) -> None:
         """The script has the outputs."""
         ...
 
-    def gives(self, op: Op) -> bool:
-        """Run it for other ranks, since it is complete here; returns whether it has the same
-        result. Raises LinkError."""
+    def repeat_for_others(self, op: Op) -> bool:
+        """Run it for ranks that lack it, since it is complete here; returns whether its result is
+        the same. Raises LinkError."""
         ...
 
     def drop(self) -> None:
@@ -138,17 +139,17 @@ class KeptInputs:
         for tensor, before in zip(tensors, self.inputs, strict=True):
             tensor.copy_(before)
 
-    def body(self, *, others: bool) -> Body:
+    def body(self, *, begun_elsewhere: bool) -> Body:
         return self.call.body
 
-    def received(self, place: int, size: int) -> None:
+    def received(self, rank: int, ranks: Sequence[int]) -> None:
         pass
 
-    def complete(self) -> None:
+    def completed(self) -> None:
         if sum(t.nbytes for t in self.call.outputs) <= DIGESTED:
             self._result = _digest(self.call.outputs)
 
-    def gives(self, op: Op) -> bool:
+    def repeat_for_others(self, op: Op) -> bool:
         inputs = outputs = [tensor.clone() for tensor in self.inputs]
         if self.call.outputs is not self.call.inputs:
             outputs = [torch.empty(t.shape, dtype=t.dtype) for t in self.call.outputs]
@@ -176,7 +177,7 @@ class KeptParts:
         self, call: CollectiveCall, body: Allreduce, tensor: Tensor, memory: Memory
     ) -> None:
         self.call = call
-        self._reduction, self._in_parts = body.reduction, body.in_parts
+        self._allreduce = body
         self._pool = memory
         self._rooms: list[Tensor] = []
         self._parts = self._of(tensor)
@@ -194,22 +195,23 @@ class KeptParts:
         if self._parts.flat.data_ptr() != tensors[0].data_ptr():
             self._parts = self._of(tensors[0])  # a host copy for this attempt, of the inputs
 
-    def body(self, *, others: bool) -> Body:
-        if others:
-            return lambda op, outputs, inputs: finish(op, self._parts, self._reduction)
-        return lambda op, outputs, inputs: self._in_parts(op, self._parts)
+    def body(self, *, begun_elsewhere: bool) -> Body:
+        if begun_elsewhere:
+            return lambda op, outputs, inputs: finish(op, self._parts, self._allreduce.reduction)
+        return lambda op, outputs, inputs: self._allreduce.in_parts(op, self._parts)
 
-    def received(self, place: int, size: int) -> None:
+    def received(self, rank: int, ranks: Sequence[int]) -> None:
         self._parts = self._of(self.call.outputs[0])
-        start, stop = own_part(place, size, self._parts.flat.numel())
-        self._parts.seal(start).add(self._parts.flat[start:stop])
+        if rank in ranks:
+            start, stop = own_part(ranks.index(rank), len(ranks), self._parts.flat.numel())
+            self._parts.seal(start).add(self._parts.flat[start:stop])
 
-    def complete(self) -> None:
+    def completed(self) -> None:
         self.drop()
-        self._parts.complete()
+        self._parts.completed()
 
-    def gives(self, op: Op) -> bool:
-        finish(op, self._parts, self._reduction)
+    def repeat_for_others(self, op: Op) -> bool:
+        finish(op, self._parts, self._allreduce.reduction)
         return True
 
     def drop(self) -> None:

@@ -186,8 +186,8 @@ class Runner:
             if request.objects and isinstance(source, Neutral):
                 empty(request.outputs)
         if call is not None:
-            if self.fabric.rank in self.view.ranks:
-                self.log.received(self.view.ranks.index(self.fabric.rank), len(self.view.ranks))
+            if (rank := self.fabric.rank) is not None:
+                self.log.received(rank, self.view.ranks)
             self.log.end()
 
     # --- finishing a step after a loss ---------------------------------------------------------
@@ -220,7 +220,7 @@ class Runner:
     def _catch_up(self, standing: EpochView) -> None:
         behind = self.log.behind
         while behind:
-            if not behind[0].gives(self._op(behind[0].call, standing)):
+            if not behind[0].repeat_for_others(self._op(behind[0].call, standing)):
                 # The standby computes other inputs than its rank did, or the script has changed
                 # the result: this rank would go on with other bits than those that lacked it.
                 raise LinkError(f"rank {standing.rank} cannot repeat an operation bit for bit")

@@ -23,7 +23,6 @@ KEPT_AT_LEAST = 2
 """Operations that are kept whatever their size: the one that runs, and the one before it. Where all
 ranks depend on all others, no rank is more than one operation ahead of another. Only the standby
 that follows may be further behind."""
-NONE = Rerun(0, 0)
 
 
 class StepLog:
@@ -38,10 +37,10 @@ class StepLog:
         self.behind: deque[KeptCall] = deque()
         """Complete operations that another rank has not completed: they run once more."""
         self._bytes = 0
-        self._keeps = False
         self._broken = True
+        """Whether the operations of the step cannot be run again."""
         self._done = self._begun = 0
-        self._again = self._coming = NONE
+        self._again = self._coming = Rerun()
         self.repeats = False
         """Whether the operation that runs broke before: its tensors may hold parts of a result."""
 
@@ -52,8 +51,8 @@ class StepLog:
         self.behind.clear()
         if not keeps:
             self._memory = Memory(self._bound)
-        self._done, self._begun, self._keeps, self._broken = 0, 0, keeps, not keeps
-        self._again, self._coming = self._coming, NONE
+        self._done, self._begun, self._broken = 0, 0, not keeps
+        self._again, self._coming = self._coming, Rerun()
 
     def refuse(self) -> None:
         """Note that the step has an operation that cannot be run again, such as a message."""
@@ -72,7 +71,7 @@ class StepLog:
     def begin(self, call: CollectiveCall, inputs: Sequence[Tensor]) -> Body:
         """The next operation runs on ``inputs``, for the first time or once more; returns its
         work."""
-        others = self._done < self._again.until
+        elsewhere = self._done < self._again.until
         self._begun = self._done + 1
         kept = self._kept.get(self._done)
         self.repeats = kept is not None and kept.call is call
@@ -80,13 +79,13 @@ class StepLog:
             kept.restore(inputs)
         else:
             kept = self._keep(call, inputs)
-        if kept is None and others:
-            # Also if nothing has to be kept: the others expect this rank to do the same as they.
+        if kept is None and elsewhere:
+            # Nothing has to be kept, but all ranks must run the operation in the same way.
             kept = keep_parts(call, inputs, self._memory)
-        return call.body if kept is None else kept.body(others=others)
+        return call.body if kept is None else kept.body(begun_elsewhere=elsewhere)
 
     def _keep(self, call: CollectiveCall, inputs: Sequence[Tensor]) -> KeptCall | None:
-        if self._keeps and (call.objects or any(t.device.type != "cpu" for t in inputs)):
+        if call.objects or any(t.device.type != "cpu" for t in inputs):
             self._broken = True
         if self._broken:
             return None
@@ -97,15 +96,15 @@ class StepLog:
         self._bytes += coming
         return kept
 
-    def received(self, place: int, size: int) -> None:
-        """The outputs of the operation that runs came from the rank at ``place`` of the group."""
+    def received(self, rank: int, ranks: Sequence[int]) -> None:
+        """The outputs of the operation that runs came from ``rank`` of the group of ``ranks``."""
         if (kept := self._kept.get(self._done)) is not None:
-            kept.received(place, size)
+            kept.received(rank, ranks)
 
     def end(self) -> None:
         """The operation is complete."""
         if (kept := self._kept.get(self._done)) is not None:
-            kept.complete()
+            kept.completed()
         self._done += 1
 
     def go_back(self, again: Rerun) -> None:

@@ -2,8 +2,8 @@
 
 All members of the new epoch, the hot standby in the lost rank's place among them, exchange how far
 each has come in the operations of each group. Every one of them computes the same decision from it.
-Large all-reduces are finished from what the ranks still have of inputs and results; for each of
-them the ranks exchange that, too.
+A large all-reduce is finished from the inputs and results that the ranks still have. For each one
+they exchange what that is.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Place(Struct, frozen=True):
 class Rerun(NamedTuple):
     """The operations of a group with which a broken step goes on."""
 
-    first: int
+    first: int = 0
     """The first one that not all ranks have completed: a rank that has completed it runs it once
     more, for the others."""
-    until: int
+    until: int = 0
     """The first one that no rank has begun."""
 
 
 def first_operations(places: Sequence[Place]) -> dict[str, Rerun] | None:
     """By group, the operations that its ranks run in the new epoch.
 
-    ``None`` if the step has to be repeated: a rank cannot run such an
-    operation again, or the ranks are not in the same step, or a rank begins it afresh whose script
-    calls operations before it. Those the others have behind them.
+    ``None`` if the step has to be repeated: a rank cannot run such an operation again, or the ranks
+    are not in the same step, or a rank begins it afresh whose script calls operations before it.
+    Those the others have behind them.
     """
     if len({place.step for place in places}) > 1:
         return None

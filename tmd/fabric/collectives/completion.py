@@ -6,7 +6,7 @@ Those are sent to the ranks without them. All other parts are reduced again from
 
 from __future__ import annotations
 
-from msgspec import msgpack
+from msgspec import json
 
 from tmd.core.values.errors import LinkError
 from tmd.core.worker.broken_step import Holding, pieces
@@ -17,17 +17,15 @@ from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.reduction import Reduction
 
 ROOM = 2048
-"""Bytes of the message in which a rank says what it has."""
-LENGTH = 2
-"""Bytes in front of it that hold its length."""
+"""Bytes of the message in which a rank says what it has, filled up with spaces."""
 
 
 def finish(op: Op, parts: Parts, reduction: Reduction) -> None:
     """Give each rank the result of the all-reduce to which ``parts`` belong.
 
     Raises:
-        LinkError: a link broke, or no rank has some part of the result that cannot be reduced
-            again: scripts have changed it. Then all ranks raise.
+        LinkError: a link broke, or part of the result is lost: scripts have changed it on the ranks
+            that had it, and it cannot be reduced again. Then all ranks raise.
     """
     if op.shares == 1:
         return
@@ -48,13 +46,8 @@ def finish(op: Op, parts: Parts, reduction: Reduction) -> None:
 
 def _exchanged(op: Op, own: Holding, length: int) -> list[Holding]:
     """What each rank has."""
-    said = msgpack.encode(own)
-    if len(said) > ROOM - LENGTH:
-        said = msgpack.encode(Holding(lost=((0, length),)))
-    message = len(said).to_bytes(LENGTH, "little") + said
-    blocks = doubling.dissemination(op, [ROOM] * op.size, memoryview(message.ljust(ROOM, b"\0")))
-    return [msgpack.decode(_said(block), type=Holding) for block in blocks]
-
-
-def _said(block: memoryview) -> memoryview:
-    return block[LENGTH : LENGTH + int.from_bytes(block[:LENGTH], "little")]
+    said = json.encode(own)
+    if len(said) > ROOM:
+        said = json.encode(Holding(lost=((0, length),)))
+    blocks = doubling.dissemination(op, [ROOM] * op.size, memoryview(said.ljust(ROOM)))
+    return [json.decode(block, type=Holding) for block in blocks]

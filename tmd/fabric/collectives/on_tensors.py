@@ -1,4 +1,4 @@
-"""The collectives on contiguous CPU tensors: chooses the algorithm and lays out the data.
+"""The other collectives on contiguous CPU tensors: chooses the algorithm and lays out the data.
 
 Every function takes the running operation, the output tensors and the input tensors. For in-place
 operations both are the same. The choice of the algorithm depends only on sizes that are equal on
@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tmd.fabric.collectives import allreduce as reducing
 from tmd.fabric.collectives import doubling, exchange, ring, tree
-from tmd.fabric.collectives.allreduce import Allreduce
+from tmd.fabric.collectives.allreduce import SMALL, allreduce
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.memory import view
 from tmd.fabric.reduction import Reduction
@@ -26,18 +25,13 @@ SMALL_MOVE = 64 << 10
 """Largest block in bytes for the logarithmic algorithms that only move data."""
 
 
-def allreduce(reduction: Reduction) -> Body:
-    """Reduce each tensor over all ranks, in place."""
-    return Allreduce(reduction)
-
-
 def reduce(reduction: Reduction, root: int) -> Body:
     """Reduce over all ranks; only ``root`` gets the result, the others keep their tensors."""
 
     def body(op: Op, outputs: Tensors, inputs: Tensors) -> None:
         for tensor in outputs:
             result = tensor.view(-1) if op.rank == root else tensor.view(-1).clone()
-            reducing.allreduce(op, result, reduction)
+            allreduce(op, result, reduction)
 
     return body
 
@@ -112,12 +106,12 @@ def reduce_scatter(reduction: Reduction) -> Body:
 
 
 def _reduce_scatter(op: Op, given: list[Tensor], out: Tensor, reduction: Reduction) -> None:
-    if sum(t.nbytes for t in given) > reducing.SMALL and op.size > 1:
+    if sum(t.nbytes for t in given) > SMALL and op.size > 1:
         return ring.reduce_scatter(op, given, out, reduction)
     if out.numel() == 0 and not any(t.numel() for t in given):
         return
     flat = torch.cat(given)
-    reducing.allreduce(op, flat, reduction)
+    allreduce(op, flat, reduction)
     start = sum(t.numel() for t in given[: op.rank])
     out.copy_(flat[start : start + out.numel()])
 

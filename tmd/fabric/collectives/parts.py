@@ -1,8 +1,8 @@
 """Which parts of a tensor are final while a large all-reduce overwrites it.
 
-Such an operation overwrites an element of its tensor only with the final value. So every part of
-the tensor holds either the rank's input or the result, and after a loss the other ranks can finish
-the operation without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
+The operation overwrites an element of its tensor only with the final value. So every part of the
+tensor holds either the rank's input or the result, and after a loss the ranks can finish the
+operation without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Parts:
             raise
         self._final.append((start, stop))
 
-    def complete(self) -> None:
+    def completed(self) -> None:
         """The script has the result, and may change it from now on."""
         self._complete = True
 
