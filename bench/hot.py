@@ -94,7 +94,7 @@ async def killed(subject: Subject) -> Facts:
             rank = host.workers[-1]
             with replaced(rank.pid):
                 await committed(cluster, rank.worker)
-                await asyncio.sleep((number + 0.5) / args.events * rank.step_seconds)
+                await asyncio.sleep(place(subject, number) * rank.step_seconds)
                 await story.event(cluster, told, partial(kill, cluster, host))
         await run_on(cluster, args.quiet, hot=hot)
         started.update(told.started)
@@ -105,6 +105,12 @@ async def killed(subject: Subject) -> Facts:
         {**facts(e, plan), **costs(trace, e, plan), "life": life(trace, e, started[plan.id])}
         for e, plan in found
     ]
+
+
+def place(subject: Subject, number: int) -> float:
+    """Where in a step kill ``number`` of a run comes: even places over all repeats."""
+    args = subject.args
+    return (number * args.repeats + subject.repeat + 0.5) / (args.events * args.repeats)
 
 
 async def committed(cluster: LocalCluster, worker: str) -> None:

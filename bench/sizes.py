@@ -60,6 +60,7 @@ class Subject(NamedTuple):
     folder: Path
     script: tuple[str, ...]
     args: argparse.Namespace
+    repeat: int
     check: Callable[[DemoTrace], None]
 
 
@@ -138,7 +139,7 @@ def compare(what: Comparison) -> int:
             script = TINY if args.quick else SIZES[size]
             check = partial(oracle.check, size)
             told = f"[shadow]\nstaging_mb = {args.staging_mb}\n{what.ways[way]}"
-            subject = Subject(way, told, folder, script, args, check)
+            subject = Subject(way, told, folder, script, args, repeat, check)
             runs[name] += report.facts(name, repeat, partial(asyncio.run, what.run(subject)))
     report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
     figures = what.tell(report, runs, args)
