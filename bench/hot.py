@@ -1,21 +1,20 @@
-"""What it costs when a worker is killed whose rank a hot standby follows, and when nobody follows
-it: with the broken step finished, with it repeated, and with a copy of the state; at several model
-sizes, in turn.
+"""What it costs when a worker is killed, in three ways and at several model sizes, in turn.
 
-Kills come at even places of a step, as far as a benchmark can hit them.
+``hot``: a hot standby follows the rank, and the broken step is finished. ``repeat``: one follows
+it, and the broken step is repeated. ``copy``: none follows it, and a standby copies the state.
 
-``set back``: by how much later the first new commit after the kill comes than without the kill, on
-the last rank. A repeated step counts in full. A process that computes without end takes over the
-cores of the killed worker at once, since the other ranks would be faster without it.
-``idle``: what a loss costs besides computing a step twice: until it is known, and from where the
-last survivor is done with the step under way to where the last rank begins the next, and in that
-for as long as the joiner's vote waits for the comparison of its state. ``beyond one step``: the
-same of those losses for which a step was repeated; one that comes after the vote costs nothing
-else, which is less than a step.
-``downtime``: from the kill to the first commit of a step that had not been committed, on the last
-rank, less one median step; it counts the rest of the step under way, and is also split as in
-``bench.downtime``. The killed worker is started again, as a standby, on the same cores while the
-job recovers.
+Kills are spread evenly over a step, as far as a benchmark can aim.
+
+``set back``: how much later than without the kill the first new commit comes, on the slowest rank.
+A repeated step counts in full. Another process takes the killed worker's share of the cores at once
+(``bench.share``): otherwise the survivors would compute faster.
+``idle``: what a loss costs besides computing a step twice. It is the sum of the time until the loss
+is known, the time from when the last survivor is done with the current step to when the last rank
+begins the next one, and the time for which the joiner's vote in that step waits for the comparison
+of its state. Only for losses that repeat a step: one after the vote repeats none.
+``downtime``: from the kill to the first commit of a step that had not been committed, on the
+slowest rank, less one median step. It includes the rest of the current step, and is also split as
+in ``bench.downtime``. The killed worker is started again, as a standby, on the same cores.
 """
 
 from __future__ import annotations
@@ -42,24 +41,25 @@ from tmd.demo.story import StoryTimes
 FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
 WAYS = {"hot": "hot = 1\n", "repeat": "hot = 1\nfinish_steps = false\n", "copy": ""}
+"""Lines of the configuration, by the way in which a loss is handled."""
 ROWS = {
     "set_back_s": ("set back", "the first new commit is later by"),
     "set_back_steps": ("  in steps", "the same, in median steps"),
     "repeated_steps": ("  repeated", "steps for a loss"),
-    "beyond_step_s": ("idle", "no survivor has anything to compute, where a step is repeated"),
+    "beyond_step_s": ("idle", "no survivor can compute; only losses that repeat a step"),
     "downtime_s": ("downtime", "from the kill on, beyond one step"),
     "median_step_s": ("median step", "before the kill"),
 }
 LIMITS = {"10M": ("set_back_s", 0.15, "s")}
-"""By size; for all others:"""
+"""By model size: a measure, the limit of its median, and its unit."""
 LIMIT = ("set_back_steps", 0.1, "steps")
-BUSY = "import os, select; select.select([os.pidfd_open({pid})], [], [])\nwhile True: pass"
+"""The same for all other sizes."""
 RESTART_S = 5.0
-"""After which a killed worker is started again: once the job has recovered."""
+"""Seconds after which a killed worker is started again: the job should have recovered by then."""
 
 
 def at_work(view: ClusterView, step: int, *, hot: bool) -> bool:
-    """All ranks have come to ``step``, and a standby follows, or waits."""
+    """Whether all ranks have reached ``step``, and a standby follows a rank (``hot``) or waits."""
     training = [w.step for w in workers(view) if w.activity is Activity.TRAINING]
     spare = [w for w in workers(view) if w.rank is None]
     if hot:
@@ -72,7 +72,7 @@ def at_work(view: ClusterView, step: int, *, hot: bool) -> bool:
 
 
 async def run_on(cluster: LocalCluster, steps: int, *, hot: bool) -> ClusterView:
-    """Wait until it is at work, and then for ``steps`` more steps."""
+    """Wait until the job is at work, and then for ``steps`` more steps."""
     view = await cluster.until(
         lambda v: at_work(v, 1, hot=hot), "all train, the standby is ready", PATIENCE_S
     )
@@ -83,7 +83,7 @@ async def run_on(cluster: LocalCluster, steps: int, *, hot: bool) -> ClusterView
 
 
 async def killed(subject: Subject) -> Facts:
-    """One run with ``--events`` kills of the worker whose rank is followed."""
+    """One run with ``--events`` kills of the worker with rank :data:`FOLLOWED`."""
     args, hot = subject.args, subject.way != "copy"
 
     async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
@@ -91,10 +91,10 @@ async def killed(subject: Subject) -> Facts:
             view = await run_on(cluster, args.quiet, hot=hot)
             host = host_of(view, FOLLOWED)
             assert host is not None
-            rank = host.workers[-1]
-            with replaced(rank.pid):
-                await committed(cluster, rank.worker)
-                await asyncio.sleep(place(subject, number) * rank.step_seconds)
+            worker = next(w for w in host.workers if w.rank == FOLLOWED)
+            with replaced(worker.pid):
+                await committed(cluster, worker.worker)
+                await asyncio.sleep(place(subject, number) * worker.step_seconds)
                 await story.event(cluster, told, partial(kill, cluster, host))
         await run_on(cluster, args.quiet, hot=hot)
         started.update(told.started)
@@ -108,7 +108,8 @@ async def killed(subject: Subject) -> Facts:
 
 
 def place(subject: Subject, number: int) -> float:
-    """Where in a step kill ``number`` of a run comes: even places over all repeats."""
+    """When in a step, from 0 to 1, kill ``number`` of this run comes. The kills of all repeats are
+    spread evenly."""
     args = subject.args
     return (number * args.repeats + subject.repeat + 0.5) / (args.events * args.repeats)
 
@@ -120,9 +121,10 @@ async def committed(cluster: LocalCluster, worker: str) -> None:
     await until(lambda: file.stat().st_size > size)
 
 
-def life(trace: DemoTrace, event: DemoEvent, killed: float) -> list[list[Any]]:
-    """What the ranks did around a kill: rank, step, whether it counts, and when it began, came to
-    its vote and ended, in seconds since the kill."""
+def life(trace: DemoTrace, event: DemoEvent, killed_at: float) -> list[list[Any]]:
+    """What the ranks did around a kill: rank, step, whether it was committed, and when it began,
+    came to its vote and ended, in seconds since the kill. A step that was undone ends at its vote.
+    """
     near = 3 * event.median_step_s
     lines = [(line["step"], True, line) for line in trace.commits.values()]
     lines += [(line["undone"], False, {**line, "at": line["computed"]}) for line in trace.undone]
@@ -131,19 +133,19 @@ def life(trace: DemoTrace, event: DemoEvent, killed: float) -> list[list[Any]]:
             line["rank"],
             step,
             counts,
-            *(round(line[k] - killed, 4) for k in ("began", "computed", "at")),
+            *(round(line[k] - killed_at, 4) for k in ("began", "computed", "at")),
         ]
         for step, counts, line in sorted(
-            lines, key=lambda each: (each[2]["rank"], each[2]["began"])
+            lines, key=lambda entry: (entry[2]["rank"], entry[2]["began"])
         )
-        if line["at"] > killed - near and line["began"] < killed + near
+        if line["at"] > killed_at - near and line["began"] < killed_at + near
     ]
 
 
 @contextmanager
 def replaced(pid: int) -> Iterator[None]:
-    """In this context a busy process takes the share of ``pid`` in the cores once that is gone."""
-    busy = subprocess.Popen([sys.executable, "-c", BUSY.format(pid=pid)])
+    """In this context, another process takes the CPU share of process ``pid`` once it has died."""
+    busy = subprocess.Popen([sys.executable, "-m", "bench.share", str(pid)])
     try:
         yield
     finally:
@@ -152,7 +154,7 @@ def replaced(pid: int) -> Iterator[None]:
 
 
 def costs(trace: DemoTrace, event: DemoEvent, plan: MigrationPlan) -> dict[str, float | None]:
-    """What a loss costs, by the name of the measure, in seconds."""
+    """What a loss costs, by measure: in seconds, or in steps for ``set_back_steps``."""
     set_back = gap_s(trace, plan) - event.median_step_s
     return {
         "beyond_step_s": event.idle_s if event.repeated_steps else None,
@@ -162,7 +164,7 @@ def costs(trace: DemoTrace, event: DemoEvent, plan: MigrationPlan) -> dict[str, 
 
 
 def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
-    """Rows and targets; returns the figures."""
+    """Report rows and targets; return the figures."""
     figures: dict[str, Any] = {}
     for name, found in runs.items():
         shown = figures[name] = {key: each(found, key) for key in ROWS}
@@ -184,11 +186,11 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
 
 
 def steady(report: Report, runs: Runs, size: str) -> dict[str, float]:
-    """What it costs to keep the inputs of collectives, in undisturbed steps: the ratio to steps
-    without, loss by loss."""
+    """What it costs, in undisturbed steps, that a broken step can be finished: the ratio of the
+    step time to that of the way in which it is repeated, kill by kill."""
     kept, none = runs[f"hot {size}"], runs[f"repeat {size}"]
     found = summary(a["median_step_s"] / b["median_step_s"] for a, b in pairs(kept, none))
-    report.row(f"{size}: ratio of steps", found, "inputs kept, to not kept; before each kill")
+    report.row(f"{size}: ratio of steps", found, "finished, to repeated; before each kill")
     report.target(f"{size}: ratio of steps <= 1.01", found.get("median"), 1.01, at_least=False)
     return found
 
