@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeGuard
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader
@@ -21,8 +20,11 @@ from tmd.torch_private.loaders import before_each_batch
 from tmd.trainer.state.placing import pieces
 from tmd.trainer.state.seeds import mixed, seed_generators
 
-_seeds: WeakKeyDictionary[torch.Generator, tuple[int, int]] = WeakKeyDictionary()
-"""For a generator of the script: the seed from the script, and the one set here since."""
+_seeds: dict[torch.Generator, tuple[int, int]] = {}
+"""For a generator of the script: the seed from the script, and the one set here since.
+
+The generators stay in memory, 5 kB each: torch 2.11 cannot refer to one weakly.
+"""
 
 
 class SeededIndex(int):
