@@ -22,12 +22,12 @@ def alert_schema() -> str:
 
 
 def subscriber() -> str:
-    """The example that follows alerts, as it is in ``examples``."""
+    """The example that follows alerts, verbatim from ``examples``."""
     return f"```python\n{(ROOT / 'examples' / 'follow_alerts.py').read_text()}```"
 
 
 def plugins() -> str:
-    """The detector and the policy that the tests install and load."""
+    """The detector and the policy that the tests install and load, from the first import on."""
     file = ROOT / "tests" / "plugins" / "example_distribution" / "tmd_example.py"
     code = file.read_text()
     return f"```python\n{code[code.index('import os') :]}```"
@@ -51,5 +51,12 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def filled(markdown: str) -> str:
-    """``markdown`` with all generated parts in their places."""
-    return MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+    """``markdown`` with all generated parts in their places.
+
+    Raises:
+        ValueError: a marker is not alone on its line.
+    """
+    page = MARKER.sub(lambda found: PARTS[found[1]](), markdown)
+    if "<!-- generate:" in page:
+        raise ValueError("a marker '<!-- generate: ... -->' is not alone on its line")
+    return page

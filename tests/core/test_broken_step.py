@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.worker.broken_step import Holding, Piece, Place, Progress, first_operations, pieces
+from tmd.core.worker.broken_step import Holding, Piece, Place, Progress, pieces, reruns
 
 
 def place(step: int = 7, between: int = 0, **groups: tuple[int, int]) -> Place:
@@ -50,14 +50,14 @@ def afresh(between: int = 0) -> Place:
 )
 def test_the_decision(places: list[Place], expected: dict[str, int] | None) -> None:
     """The first operation that a rank lacks, if all can run it and those after it again."""
-    found = first_operations(places)
+    found = reruns(places)
     firsts = None if found is None else {name: again.first for name, again in found.items()}
     assert firsts == expected
 
 
 def test_operations_that_no_rank_has_begun_are_new_to_all() -> None:
     """One rank has completed operation 2, another one has begun it, a third one has not."""
-    found = first_operations(
+    found = reruns(
         [Place(7, {"a": Progress(done, 0, begun)}) for done, begun in [(3, 3), (2, 3), (2, 2)]]
     )
     assert found == {"a": (2, 3)}
@@ -76,9 +76,9 @@ def test_every_rank_decides_alike_and_can_do_it(places: list[Place], random: obj
     """In whatever order the places are known. No rank lacks what it has to run again."""
     shuffled = list(places)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    found = first_operations(places)
+    found = reruns(places)
 
-    assert found == first_operations(shuffled)
+    assert found == reruns(shuffled)
     if found is None:
         return
     for each in places:

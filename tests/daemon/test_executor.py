@@ -140,7 +140,7 @@ async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, exec
     async with running(executor):
         await asyncio.sleep(0.01)
         await data.client().put_job(record(revision=1), expected=0)
-        executor.look()
+        executor.read_soon()
         await asyncio.sleep(0.01)
         at_once = executor._records.jobs["job"].revision
         await data.client().put_job(record(revision=2), expected=1)
@@ -173,7 +173,27 @@ async def test_a_store_that_is_back_is_soon_compared_with_all_records(data, buil
     async with running(executor):
         await asyncio.sleep(0.01)
         data.wipe()
-        executor.look_at_all()
+        executor.read_all_soon()
+        await asyncio.sleep(SOON_S + 1.0)
+
+    assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
+
+
+async def test_a_store_that_comes_back_during_a_read_is_soon_read_again(data, build, record):
+    """The read may have begun before the store lost its records."""
+    await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
+    executor = build()
+    read = executor._store.jobs
+
+    async def slow_read():
+        found = await read()
+        executor.read_all_soon()
+        data.wipe()
+        executor._store.jobs = read
+        return found
+
+    executor._store.jobs = slow_read
+    async with running(executor):
         await asyncio.sleep(SOON_S + 1.0)
 
     assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)

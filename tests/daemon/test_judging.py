@@ -50,6 +50,28 @@ def test_one_failing_policy_does_not_stop_the_others():
     assert (ruling.verdict.policy, ruling.held_back) == ("drain_degraded", "")
 
 
+class HalfBroken(Reckless):
+    """A policy whose ``decide`` is a generator that fails after its first verdict."""
+
+    def decide(self, view):
+        yield from super().decide(view)
+        raise RuntimeError("third-party code")
+
+
+class Senseless(Policy):
+    name = "senseless"
+
+    def decide(self, view):
+        return ["not a verdict"]
+
+
+def test_no_verdict_of_a_failing_policy_is_carried_out():
+    view = cluster(ailing(), breaker=OPEN)
+    found = rulings([HalfBroken(), Senseless(), DrainDegraded()], view, RULES)
+
+    assert [ruling.verdict.policy for ruling in found] == ["drain_degraded"]
+
+
 def test_no_policy_sees_findings_with_strategy_observe():
     assert rulings([Reckless()], cluster(ailing(strategy=Strategy.OBSERVE)), RULES) == []
     assert rulings([Reckless()], cluster(ailing(strategy=Strategy.ADVISE)), RULES) != []
@@ -115,10 +137,11 @@ def test_a_finished_plan_is_not_predicted_again():
 
 
 def test_the_breaker_alert_names_the_reason_and_the_operator():
-    opened = breaker_alert(OPEN, "h1")
-    closed = breaker_alert(Breaker(reason="too much", at=60.0, by="ann"), "h2")
+    opened = breaker_alert(OPEN, "h1", opened_at=OPEN.at)
+    by_ann = Breaker(reason="too much", at=60.0, by="ann")
+    closed = breaker_alert(by_ann, "h2", opened_at=OPEN.at)
 
     assert (opened.state, opened.at, opened.strategy) == (State.RAISED, 50.0, Strategy.ADVISE)
     assert "tmd resume" in opened.message
-    assert closed.state is State.CLEARED
+    assert (closed.state, closed.id) == (State.CLEARED, opened.id)
     assert "ann" in closed.message

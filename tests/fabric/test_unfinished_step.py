@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member
 from tmd.core.values.errors import IllegalTransition, LinkError
-from tmd.core.worker.broken_step import Place, Progress, Rerun, first_operations
+from tmd.core.worker.broken_step import Place, Progress, Rerun, reruns
 from tmd.fabric import Fabric, Group, Neutral
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.counters import CallCounter
@@ -248,7 +248,7 @@ class Job:
         assert rank is not None
         fabric.enter(self.later, rank, within=True)
         places = exchange(fabric, fabric.step.place(STEP), Place)
-        again = self.decided[fabric.worker] = first_operations(places)
+        again = self.decided[fabric.worker] = reruns(places)
         if again is None:
             fabric.step.give_up()
         else:
@@ -263,7 +263,7 @@ class Job:
         assert rank is not None
         fabric.enter(self.later, rank)
         places = exchange(fabric, fabric.step.place_before(STEP), Place)
-        again = self.decided[fabric.worker] = first_operations(places)
+        again = self.decided[fabric.worker] = reruns(places)
         fabric.step.expect(again or {})
         fabric.step.begin(keeps=True)
 
@@ -423,9 +423,9 @@ def test_nothing_is_left_to_run_in_a_later_step() -> None:
         fabric.poison("a loss")
         log = c.of(fabric).log
         log.go_back(Rerun(0, 1))
-        assert log.behind
+        assert log.to_repeat
         fabric.step.give_up()
-        assert not log.behind
+        assert not log.to_repeat
 
 
 def test_an_operation_that_ended_without_a_result_is_not_run_again() -> None:

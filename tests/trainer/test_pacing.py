@@ -18,8 +18,8 @@ from tmd.trainer.worker.pacing import UNKNOWN, Pacing
 RANKS = 3
 
 
-class Script:
-    """Replaces the timer: steps compute for a given time and wait for the rest."""
+class FakeTimer:
+    """Stands in for the wait timer: each step computes for a given time and waits for the rest."""
 
     def __init__(self):
         self.at = 0.0
@@ -38,28 +38,28 @@ class Rank:
 
     def __init__(self, fabric, rank, replicas=tuple(range(RANKS)), ranks=RANKS):
         self.fabric = fabric
-        self.script = Script()
-        self.pacing = Pacing(self.script)  # type: ignore[arg-type]
+        self.timer = FakeTimer()
+        self.pacing = Pacing(self.timer)  # type: ignore[arg-type]
         status = worker_status(f"h/job/{rank}.a", activity=Activity.TRAINING)
         self.status = structs.replace(
             status, world_size=ranks, rank=rank, epoch=1, replicas=replicas
         )
         self.random = random.Random(rank)
-        self.pace = None
-        self.said = []
+        self.report_sizes = []
 
     def run(self, steps, busy=0.4, step_s=0.6):
+        pace = None
         for _ in range(steps):
             took = busy * self.random.lognormvariate(0.0, 0.03)
             self.pacing.begin()
-            self.script.step(took, step_s - took)
+            self.timer.step(took, step_s - took)
             shares = self.pacing.shares(self.status)
-            self.said.append(len(shares))
+            self.report_sizes.append(len(shares))
             _, told = agree(self.fabric, self.status.step, 0, STEPPING, shares)
             self.pacing.heard(self.status, told)
-            self.pace = self.pacing.took(step_s)
+            pace = self.pacing.took(step_s)
             self.status = structs.replace(self.status, step=self.status.step + 1)
-        return self.pace
+        return pace
 
 
 @pytest.fixture
@@ -83,22 +83,25 @@ def test_only_the_slow_rank_reports_that_it_is_slow(job):
     assert {p.step for p in paces} == {260}
 
 
-def test_numbers_travel_on_the_last_step_of_a_block_only(job):
-    run(job, 25)
+def test_timings_are_sent_only_with_the_last_step_of_a_block(job):
+    run(job, 2 * BLOCK + 5)
 
     for rank in job[0]:
-        assert [n for n, length in enumerate(rank.said) if length] == [9, 19]
+        assert [n for n, length in enumerate(rank.report_sizes) if length] == [
+            BLOCK - 1,
+            2 * BLOCK - 1,
+        ]
 
 
 def test_a_new_epoch_resets_the_usual_timing(job):
     """Even in the middle of a block, whose first steps belong to another membership."""
     run(job, 200)
     run(job, 60, busy=(0.4, 0.52, 0.4))
-    run(job, 5)
+    run(job, BLOCK // 2)
     for rank in job[0]:
         rank.status = structs.replace(rank.status, epoch=2)
-    afterwards = run(job, 5)
-    next_block = run(job, 10)
+    afterwards = run(job, BLOCK // 2)
+    next_block = run(job, BLOCK)
 
     assert afterwards == [None] * RANKS
     assert [p.slow_since for p in next_block] == [None] * RANKS
@@ -134,9 +137,9 @@ def test_a_rank_without_peers_reports_no_pace():
     assert pace is None
 
 
-def test_a_shadow_gets_its_ranks_vote_with_numbers():
-    """A shadow gets the outcome of its rank's vote, whose numbers are not about itself."""
-    pacing = Pacing(Script())  # type: ignore[arg-type]
+def test_a_shadow_reports_no_pace_from_its_ranks_vote():
+    """The timings in its rank's vote say nothing about the shadow."""
+    pacing = Pacing(FakeTimer())  # type: ignore[arg-type]
     status = worker_status("h/job/0.a", activity=Activity.IN_STEP)
     status = structs.replace(status, world_size=RANKS, step=BLOCK - 1, replicas=())
     shares = pacing.shares(status)
@@ -146,8 +149,8 @@ def test_a_shadow_gets_its_ranks_vote_with_numbers():
     assert pacing.took(0.5) is None
 
 
-def test_the_end_of_a_call_is_voted_without_numbers(job):
-    """It counts as a step, even where a block would end."""
+def test_the_vote_that_ends_a_call_carries_no_timings(job):
+    """Not even at the last step of a block, where other votes carry them."""
     _, c = job
     run(job, BLOCK - 1)
     outcomes = c.each(lambda f: agree(f, BLOCK - 1, 0, CLOSING))
@@ -155,11 +158,10 @@ def test_the_end_of_a_call_is_voted_without_numbers(job):
     assert outcomes == [(0, ())] * RANKS
 
 
-def test_a_vote_still_finds_ranks_at_different_places(job):
-    _, c = job
-
+def test_a_vote_with_timings_detects_ranks_at_different_steps():
     def vote(fabric):
         with pytest.raises(RuntimeError, match="different places"):
             agree(fabric, fabric.rank, 0, STEPPING, (UNKNOWN,) * RANKS)
 
-    c.each(vote)
+    with circle(RANKS) as c:
+        c.each(vote)

@@ -1,6 +1,6 @@
 """A network namespace for each host, joined by a bridge in another namespace. Needs root.
 
-The network of this machine is not changed: the bridge leads nowhere else.
+The network of this machine is not changed: the bridge connects only these namespaces.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-PLACES = Path("/run/netns")
+NETNS = Path("/run/netns")
 NOWHERE = "02:00:00:00:00:01"
 """A hardware address that no host has."""
 
 
 def unable() -> str:
-    """Why this machine cannot have them; empty if it can."""
+    """Why this machine cannot create network namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     if not (shutil.which("ip") and shutil.which("tc")):
@@ -55,7 +55,7 @@ class Namespaces:
 
     def place(self, host: str) -> str:
         """The file through which a process enters the network of ``host``."""
-        return str(PLACES / self._name(host))
+        return str(NETNS / self._name(host))
 
     def address(self, host: str) -> str:
         return f"10.99.0.{self._hosts.index(host) + 1}"
@@ -65,23 +65,23 @@ class Namespaces:
         number = self._hosts.index(host)
         self._in("switch", f"ip link set port{number} {'up' if up else 'down'}")
 
-    def deafen(self, host: str, peer: str, *, deaf: bool) -> None:
-        """Let packets from ``host`` to ``peer`` get lost or not; the other direction stays."""
-        if deaf:
+    def mute(self, host: str, peer: str, *, muted: bool) -> None:
+        """Drop packets from ``host`` to ``peer``, or no longer. The other direction stays."""
+        if muted:
             to = f"{self.address(peer)} lladdr {NOWHERE} dev eth0 nud permanent"
             self._in(host, f"ip neigh replace {to}")
         else:
             self._in(host, f"ip neigh del {self.address(peer)} dev eth0")
 
     def slow(self, host: str, rate: str) -> None:
-        """Limit what ``host`` sends to ``rate``; no limit if empty."""
+        """Limit the outgoing traffic of ``host`` to ``rate``; no limit if empty."""
         if rate:
             shape = f"tbf rate {rate} burst 64kb latency 400ms"
             self._in(host, f"tc qdisc replace dev eth0 root {shape}")
         else:
             self._in(host, "tc qdisc del dev eth0 root")
 
-    def lose(self, host: str, share: float) -> None:
+    def drop_packets(self, host: str, share: float) -> None:
         """Drop a random ``share`` of the packets that ``host`` sends; none if 0."""
         if share:
             self._in(host, "tc qdisc add dev eth0 clsact")
@@ -89,10 +89,10 @@ class Namespaces:
         else:
             self._in(host, "tc qdisc del dev eth0 clsact")
 
-    def lost(self, host: str) -> int:
-        """Number of packets dropped since :meth:`lose`."""
-        told = json.loads(self._in(host, "tc -s -j qdisc show dev eth0 clsact"))
-        return int(told[0]["drops"])
+    def dropped(self, host: str) -> int:
+        """Number of packets dropped since :meth:`drop_packets`."""
+        qdiscs = json.loads(self._in(host, "tc -s -j qdisc show dev eth0 clsact"))
+        return int(qdiscs[0]["drops"])
 
     def _join(self, host: str) -> None:
         number = self._hosts.index(host)
@@ -104,19 +104,20 @@ class Namespaces:
         self._in(host, "ip link set eth0 up")
         self._in("switch", f"ip link set port{number} master bridge up")
 
-    def _make(self, host: str) -> None:
-        subprocess.run(["ip", "netns", "add", self._name(host)], check=True)
-        self._made.append(self._name(host))
+    def _make(self, name: str) -> None:
+        subprocess.run(["ip", "netns", "add", self._name(name)], check=True)
+        self._made.append(self._name(name))
 
-    def _in(self, host: str, command: str, *word: str) -> str:
-        inside = ("ip", "netns", "exec", self._name(host))
-        done = subprocess.run([*inside, *command.split(), *word], capture_output=True, text=True)
+    def _in(self, name: str, command: str, *unsplit: str) -> str:
+        """The output of ``command``, with the arguments ``unsplit`` added, run in a namespace."""
+        inside = ("ip", "netns", "exec", self._name(name))
+        done = subprocess.run([*inside, *command.split(), *unsplit], capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{command}: {done.stderr.strip()}")
         return done.stdout
 
-    def _name(self, host: str) -> str:
-        return f"{self._stem}-{host}"
+    def _name(self, name: str) -> str:
+        return f"{self._stem}-{name}"
 
 
 def _dropping(share: float) -> str:
@@ -124,4 +125,5 @@ def _dropping(share: float) -> str:
     unless the number is above the share."""
     drawn, passed, shot = 0xFFFFF038, 0xFFFFFFFF, 2  # SKF_AD_RANDOM, TC_ACT_UNSPEC, TC_ACT_SHOT
     limit = int(share * 0xFFFFFFFF)
+    # tc's notation: the number of instructions, then "code jump-if-true jump-if-false operand".
     return f"4,32 0 0 {drawn},37 0 1 {limit},6 0 0 {passed},6 0 0 {shot}"

@@ -138,10 +138,10 @@ def pause(config: ConfigOption = None) -> None:
 
 def resume(config: ConfigOption = None) -> None:
     """End a pause, and close the circuit breaker."""
-    from tmd.daemon.policy_runner import resumed
+    from tmd.daemon.policy_runner import end_pause
 
     async def ask(store: RedisStore, settings: Settings) -> None:
-        if await resumed(store, user(), settings.host.name):
+        if await end_pause(store, user(), settings.host.name):
             say("circuit breaker closed")
         say("resumed")
 
@@ -149,7 +149,7 @@ def resume(config: ConfigOption = None) -> None:
 
 
 async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> None:
-    from tmd.core.values.view_checks import holdings
+    from tmd.core.values.view_checks import jobs_by_host
 
     printed: set[str] = set()
     stuck_since: float | None = None
@@ -158,7 +158,7 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
             while True:
                 view = await snapshot_when_back(store, printed)
                 _refuse_unreadable(view)
-                if not (records := holdings(view).get(host)):
+                if not (records := jobs_by_host(view).get(host)):
                     break
                 for record in records:
                     _show_progress(record, printed)
@@ -203,9 +203,9 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
 def _obstacles(view: ClusterView, host: str) -> list[str]:
     """Why ranks on ``host`` cannot move now, by job."""
     from tmd.core.planning.planned_moves import obstacle
-    from tmd.core.values.view_checks import holdings
+    from tmd.core.values.view_checks import jobs_by_host
 
-    records = holdings(view).get(host, [])
+    records = jobs_by_host(view).get(host, [])
     return [f"{r.job}: {why}" for r in records if (why := obstacle(r, view, host))]
 
 

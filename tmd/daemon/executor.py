@@ -1,11 +1,11 @@
-"""Keeps the local records current and has the directives pushed that follow from them.
+"""Keeps this daemon's copies of job records current and pushes the directives derived from them.
 
-The records of the jobs that have workers here are read each second, those of all others about once
-a minute, and soon after the store was away: a cluster may have hundreds of jobs on ten thousand
-hosts.
+The records of jobs with workers on this host are read every ``poll_s`` seconds, those of all jobs
+only every 30 to 60 s, and soon after an outage of the store: a cluster may have hundreds of jobs on
+ten thousand hosts. The leader reads all of them each time.
 
-It also restores a record that the store lost or has in an older revision, and reports records that
-a later version of tmd wrote: on the hosts of the job's workers, and where the leader is.
+It also restores a record that the store has lost or holds in an older revision. A record that a
+later version of tmd wrote is reported by the leader and by each host with workers of that job.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ log = structlog.get_logger("tmd.executor")
 ALL_S = 60.0
 """Longest interval at which all records are read; the shortest is half of it."""
 SOON_S = 5.0
-"""Within it all records are read after the store was away, by each host at its own moment."""
-OVER = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
+"""After an outage of the store, each host reads all records at a random moment within this time."""
+CLEARED_BECAUSE = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
 
 
 class Executor:
-    """One per daemon. It reads at once when the roster has a new worker, or ``look`` is called."""
+    """One per daemon. It reads at once when the roster has a new worker, or ``read_soon``
+    is called."""
 
     def __init__(
         self,
@@ -63,10 +64,11 @@ class Executor:
         self._poll_s = poll_s
         self._roster = roster
         self._leads = leads
-        self._findings = JobFindings(report, OVER)
+        self._findings = JobFindings(report, CLEARED_BECAUSE)
         self._refused: dict[str, int] = {}
+        """Lease epoch of the refused record that was logged last, by job."""
         self._all_at = -math.inf
-        """When all records are due."""
+        """Loop time at which all records are read next."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -74,32 +76,38 @@ class Executor:
             try:
                 await self.turn()
             except StoreUnavailable as error:
-                await self._store_health.failed(StoreLoop.RECORDS, error)
+                await self._store_health.failed(StoreLoop.RECORDS, error)  # waits a while
                 continue
             self._store_health.worked(StoreLoop.RECORDS)
             await self._roster.records_due.wait(self._poll_s)
 
-    def look(self) -> None:
-        """Read the records of the jobs that have workers here at once: one may have changed."""
+    def read_soon(self) -> None:
+        """Read at once the records of jobs with workers on this host: one may have changed."""
         self._roster.records_due.ring()
 
-    def look_at_all(self) -> None:
-        """Read the records of the jobs that have workers here at once, and soon those of all: the
-        store may have lost any."""
+    def read_all_soon(self) -> None:
+        """Read at once the records of jobs with workers on this host, and within :data:`SOON_S`
+        those of all jobs: the store may have lost any of them."""
         now = asyncio.get_running_loop().time()
         self._all_at = min(self._all_at, now + random.uniform(0, SOON_S))
-        self.look()
+        self.read_soon()
 
     async def turn(self) -> None:
         """Read the records once and apply them."""
-        own = self._roster.jobs
+        own = frozenset(self._roster.jobs)
         now = asyncio.get_running_loop().time()
-        if self._leads() or now >= self._all_at:
-            stored, asked = await self._store.jobs(), {*self._records.jobs}
-            self._all_at = now + random.uniform(ALL_S / 2, ALL_S)
-        else:
-            stored, asked = await self._store.jobs_named(own), self._records.jobs.keys() & own
-        await self._apply(stored, asked)
+        # What is known is noted before the read: a job that appears during it is not lost.
+        known = frozenset(self._records.jobs)
+        if not self._leads() and now < self._all_at:
+            return await self._apply(await self._store.jobs_named(own), known & own)
+        # Set before the read, during which the store may come back and ask for another one.
+        self._all_at = now + random.uniform(ALL_S / 2, ALL_S)
+        try:
+            stored = await self._store.jobs()
+        except StoreUnavailable:
+            self._all_at = now
+            raise
+        await self._apply(stored, known)
 
     async def _apply(self, stored: StoredJobs, asked: Collection[str]) -> None:
         """``asked``: known jobs whose records were looked for."""
@@ -128,5 +136,5 @@ class Executor:
     def _log_refusal(self, record: JobRecord) -> None:
         if self._refused.get(record.job) != record.lease_epoch:
             self._refused[record.job] = record.lease_epoch
-            why = "record of an older leader refused"
-            log.warning(why, job=record.job, lease_epoch=record.lease_epoch)
+            event = "record written by a former leader refused"
+            log.warning(event, job=record.job, lease_epoch=record.lease_epoch)

@@ -45,7 +45,7 @@ from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
-from tmd.daemon.policy_runner import guarded, rulings
+from tmd.daemon.policy_runner import open_breaker_if_tripped, rulings
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
@@ -258,7 +258,7 @@ class Leader:
 
     async def turn(self) -> float:
         """Read the view and decide once; return the seconds until the next turn is due."""
-        view = await guarded(
+        view = await open_breaker_if_tripped(
             await self._read(), self._store, self._config.holder, self._config.breaker
         )
         now = asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
-"""Runs the policies: what each requests, what of it may be done, and why the rest may not.
+"""Runs the policies: what they request, what may be carried out, and why the rest may not be.
 
-The leader and 'tmd policy explain' share this code. Policies are foreign code: one that fails is
-skipped.
+The leader and 'tmd policy explain' share this code. Policies are third-party code: one that
+fails is skipped.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Ruling(Struct, frozen=True):
 def rulings(policies: Sequence[Policy], view: ClusterView, rules: BreakerRules) -> list[Ruling]:
     """The verdicts of all ``policies``, in their order."""
     shown = contained(view, rules)
-    verdicts: list[Verdict] = []
+    found: list[Ruling] = []
     for policy in policies:
         try:
-            verdicts += policy.decide(shown)
+            found += [Ruling(v, held_back(view, v)) for v in policy.decide(shown)]
         except Exception:
-            # A foreign policy must not stop the others from deciding.
+            # A third-party policy must not stop the others from deciding.
             log.exception("policy failed, its verdicts are ignored", policy=policy.name)
-    return [Ruling(verdict, held_back(view, verdict)) for verdict in verdicts]
+    return found
 
 
 class Outlook(Struct, frozen=True):
@@ -69,15 +69,18 @@ class Outlook(Struct, frozen=True):
 
 
 def foreseen(
-    found: Sequence[Ruling], view: ClusterView, limits: PlanLimits, *, now: float
+    ruled: Sequence[Ruling], view: ClusterView, limits: PlanLimits, *, now: float
 ) -> list[Outlook]:
-    """The result of ``found`` in the leader's next turn. Nothing is written."""
+    """What the leader would do about each job in its next turn, given the rulings ``ruled``.
+
+    Nothing is written.
+    """
     outlooks = []
+    verdicts = [ruling.verdict for ruling in ruled if not ruling.held_back]
     for record in view.jobs:
         if why := left_alone(record, view):
             outlooks.append(Outlook(record.job, waits=why))
             continue
-        verdicts = [r.verdict for r in found if not r.held_back]
         after = steer(record, view, verdicts, now=now, age=0.0, limits=limits)
         opened = after.plan if after.plan != record.plan else None
         if opened is not None and view.paused and not is_live(record.plan):
@@ -88,7 +91,7 @@ def foreseen(
 
 
 def withheld(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
-    """Grave findings that may not move a rank, and why."""
+    """Alerts that are grave but on which no policy may act, and why."""
     seen = {a.id: a for h in contained(view, rules).hosts for a in h.alerts}
     found = []
     for alert in (a for h in view.hosts for a in h.alerts if a.severity in GRAVE):
@@ -96,13 +99,17 @@ def withheld(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
         if shown is None or shown.strategy is not Strategy.ACT:
             why = f"strategy of {alert.detector} is {alert.strategy}"
             if shown is not None and alert.strategy is Strategy.ACT:
-                why = shown.evidence[-1]
+                why = shown.evidence[-1]  # `contained` appends the reason
             found.append((alert, why))
     return found
 
 
-async def guarded(view: ClusterView, store: Store, holder: str, rules: BreakerRules) -> ClusterView:
+async def open_breaker_if_tripped(
+    view: ClusterView, store: Store, holder: str, rules: BreakerRules
+) -> ClusterView:
     """``view``, with the circuit breaker opened if ``rules`` require it.
+
+    ``holder``: of the leader's lease, ``host#…``.
 
     Raises:
         StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
@@ -111,35 +118,42 @@ async def guarded(view: ClusterView, store: Store, holder: str, rules: BreakerRu
     if reason is None:
         return view
     breaker = Breaker(open=True, reason=reason, at=time.time())
+    # If the store fails in between, the next turn does both: the alert comes twice, not never.
+    await store.publish_alert(
+        breaker_alert(breaker, holder.partition("#")[0], opened_at=breaker.at)
+    )
     await store.set_breaker(breaker)
     log.error("circuit breaker opened, policies move no rank", reason=reason)
-    await store.publish_alert(breaker_alert(breaker, holder.partition("#")[0]))
     return structs.replace(view, breaker=breaker)
 
 
-async def resumed(store: Store, by: str, host: str) -> bool:
-    """End a pause, and close the circuit breaker, which ``host`` publishes; whether it was open."""
+async def end_pause(store: Store, by: str, host: str) -> bool:
+    """End a pause and close the circuit breaker; returns whether the breaker was open.
+
+    ``host``: the host that the alert names.
+    """
     before = (await store.snapshot()).breaker
     if before.open:
-        breaker = Breaker(reason=before.reason, at=time.time(), by=by)
+        breaker = Breaker(open=False, reason=before.reason, at=time.time(), by=by)
+        await store.publish_alert(breaker_alert(breaker, host, opened_at=before.at))
         await store.set_breaker(breaker)
-        await store.publish_alert(breaker_alert(breaker, host))
     await store.set_paused(False)
     return before.open
 
 
-def breaker_alert(breaker: Breaker, host: str) -> Alert:
-    """The alert that ``host`` opened or closed the breaker."""
-    closed = f"closed by {breaker.by or 'unknown'}: {breaker.reason}"
+def breaker_alert(breaker: Breaker, host: str, *, opened_at: float) -> Alert:
+    """The alert that ``host`` opened or closed the breaker. Both have the id of ``opened_at``."""
+    opened = f"circuit breaker opened: {breaker.reason}; 'tmd resume' closes it"
+    closed = f"circuit breaker closed by {breaker.by or 'unknown'}: {breaker.reason}"
     return Alert(
-        id=f"breaker-{breaker.at:.3f}",
+        id=f"breaker-{opened_at:.3f}",
         host=host,
         detector="leader",
         code=OPEN,
         entity="cluster",
         severity=Severity.DEGRADED,
         state=State.RAISED if breaker.open else State.CLEARED,
-        message=f"{breaker.reason}; 'tmd resume' closes it" if breaker.open else closed,
+        message=opened if breaker.open else closed,
         job="",
         strategy=Strategy.ADVISE,
         count=1,

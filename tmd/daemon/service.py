@@ -189,7 +189,7 @@ class Service:
                 self.leader.hear(wake)
             case Topic.JOBS:
                 if not wake.about or wake.about in self.roster.jobs:
-                    self.executor.look()
+                    self.executor.read_soon()
             case Topic.HEALTHY:
                 if wake.about in ("", self._settings.host.name):
                     self.health.bell.ring()
@@ -199,7 +199,7 @@ class Service:
                 # A store that is back may be empty: this host looks whether its records and alerts
                 # are there.
                 self.leader.hear(wake)
-                self.executor.look_at_all()
+                self.executor.read_all_soon()
                 self.watcher.posted.ring()
                 self.health.bell.ring()
 

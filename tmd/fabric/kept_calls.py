@@ -1,7 +1,8 @@
 """Operations that can be run again, and what a rank keeps for that.
 
-Most operations overwrite their inputs, so these are copied before it runs. A large all-reduce, as
-of a bucket of gradients, needs no copies: it is finished from what is in its tensors.
+Most operations overwrite their inputs, so the inputs are copied before an operation runs. A large
+all-reduce, such as that of a bucket of gradients, needs no copies: it is finished from what its
+tensor still holds.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from tmd.fabric.frame import FrameKind
 from tmd.fabric.memory import view
 
 ALIGNED = 64
-"""Bytes to whose multiple each copy begins."""
+"""Each copy begins at a multiple of this many bytes."""
 DIGESTED = 1 << 20
-"""Bytes of outputs up to which their digest is kept. Scripts change buffers in the same step, but
-hardly ever large gradients."""
+"""A digest of the outputs is kept if they have at most this many bytes. Larger outputs are compared
+themselves: if the script has changed them, as by clipping, they count as different."""
 
 
 class CollectiveCall(NamedTuple):
-    """A collective as it was called. ``body`` runs it on contiguous CPU tensors."""
+    """A collective as it was called. ``body`` runs it on contiguous CPU tensors.
+
+    A call that works in place has the same object as ``outputs`` and as ``inputs``.
+    """
 
     kind: FrameKind
     body: Body
@@ -43,18 +47,18 @@ class CollectiveCall(NamedTuple):
     """See :class:`tmd.fabric.runner.OutputRequest`."""
 
 
-class Memory:
-    """Memory for copies, which is used again: new pages would cost more than a copy."""
+class MemoryPool:
+    """A pool of memory for copies and partial sums: new pages would cost more than a copy."""
 
     def __init__(self, bound: int) -> None:
-        """``bound``: bytes beyond which free memory is returned."""
+        """``bound``: total bytes beyond which the pool releases free memory."""
         self._bound = bound
         self._free: list[Tensor] = []
         self.nbytes = 0
         """Bytes of memory, whether used or free."""
 
     def copies(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Contiguous copies of ``tensors``, and the memory that :meth:`give_back` takes."""
+        """Contiguous copies of ``tensors``, and the memory to pass to :meth:`give_back` later."""
         sizes = [-(-t.nbytes // ALIGNED) * ALIGNED for t in tensors]
         memory = self.room(sum(sizes))
         parts = torch.split(memory[: sum(sizes)], sizes) if sizes else ()
@@ -65,11 +69,11 @@ class Memory:
         return copies, memory
 
     def give_back(self, memory: Tensor) -> None:
-        """What is in ``memory`` is not needed any more."""
+        """Return ``memory`` to the pool; its content is not needed any more."""
         self._free.append(memory)
 
     def room(self, size: int) -> Tensor:
-        """Memory of at least ``size`` bytes with any content."""
+        """MemoryPool of at least ``size`` bytes with any content."""
         fitting = [memory for memory in self._free if size <= memory.numel() <= 2 * size]
         if fitting:
             found = min(fitting, key=Tensor.numel)
@@ -87,59 +91,61 @@ class KeptCall(Protocol):
     call: CollectiveCall
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
-        """It broke, and is about to run once more, now on ``tensors``."""
+        """Prepare to run it once more after it broke, now on ``tensors``."""
         ...
 
-    def body(self, *, begun_elsewhere: bool) -> Body:
-        """The function that runs it. ``begun_elsewhere``: whether another rank has begun it in an
-        earlier epoch."""
+    def body(self, *, begun_before: bool) -> Body:
+        """The function that runs it. ``begun_before``: whether any rank, perhaps this one, began
+        it in an earlier epoch."""
         ...
 
     def received(self, rank: int, ranks: Sequence[int]) -> None:
-        """Its outputs came from ``rank`` of the group of ``ranks``."""
+        """Its outputs were received from ``rank`` instead of computed. ``ranks``: its group."""
         ...
 
     def completed(self) -> None:
-        """The script has the outputs."""
+        """Note that it is complete: the script has the outputs and may change them."""
         ...
 
     def repeat_for_others(self, op: Op) -> bool:
-        """Run it for ranks that lack it, since it is complete here; returns whether its result is
-        the same. Raises LinkError."""
+        """Run it, complete here, once more for ranks that have not completed it. Returns whether
+        the result is the same as before. Raises LinkError."""
         ...
 
     def drop(self) -> None:
-        """It will not run again."""
+        """Release its memory: it will not run again."""
         ...
 
 
-def keep(call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> KeptCall:
+def keep(call: CollectiveCall, tensors: Sequence[Tensor], pool: MemoryPool) -> KeptCall:
     """Keep what it takes to run ``call`` again. ``tensors``: its inputs, as it will use them."""
-    return keep_parts(call, tensors, memory) or KeptInputs(call, tensors, memory)
+    return keep_parts(call, tensors, pool) or KeptInputs(call, tensors, pool)
 
 
-def keep_parts(call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> KeptParts | None:
-    """The same for a large all-reduce; ``None`` for all other operations."""
+def keep_parts(
+    call: CollectiveCall, tensors: Sequence[Tensor], pool: MemoryPool
+) -> KeptParts | None:
+    """Keep what a large all-reduce needs to be finished; ``None`` for all other operations."""
     if isinstance(call.body, Allreduce) and Allreduce.has_parts(call.inputs):
-        return KeptParts(call, call.body, tensors[0], memory)
+        return KeptParts(call, call.body, tensors[0], pool)
     return None
 
 
 class KeptInputs:
     """A call with copies of its inputs."""
 
-    def __init__(self, call: CollectiveCall, tensors: Sequence[Tensor], memory: Memory) -> None:
+    def __init__(self, call: CollectiveCall, tensors: Sequence[Tensor], pool: MemoryPool) -> None:
         self.call = call
-        self._pool = memory
-        self.inputs, self._memory = memory.copies(tensors)
-        self._result = b""
+        self._pool = pool
+        self.inputs, self._memory = pool.copies(tensors)
+        self._digest = b""
         """Digest of the outputs, if they are small: a script may change them."""
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
         for tensor, before in zip(tensors, self.inputs, strict=True):
-            tensor.copy_(before)
+            tensor.detach().copy_(before)
 
-    def body(self, *, begun_elsewhere: bool) -> Body:
+    def body(self, *, begun_before: bool) -> Body:
         return self.call.body
 
     def received(self, rank: int, ranks: Sequence[int]) -> None:
@@ -147,22 +153,22 @@ class KeptInputs:
 
     def completed(self) -> None:
         if sum(t.nbytes for t in self.call.outputs) <= DIGESTED:
-            self._result = _digest(self.call.outputs)
+            self._digest = _digest(self.call.outputs)
 
     def repeat_for_others(self, op: Op) -> bool:
         inputs = outputs = [tensor.clone() for tensor in self.inputs]
         if self.call.outputs is not self.call.inputs:
             outputs = [torch.empty(t.shape, dtype=t.dtype) for t in self.call.outputs]
         self.call.body(op, outputs, inputs)
-        return self._gave(outputs)
+        return self._had(outputs)
 
-    def _gave(self, outputs: Sequence[Tensor]) -> bool:
+    def _had(self, outputs: Sequence[Tensor]) -> bool:
         """Whether the operation had exactly these ``outputs``.
 
-        Without a digest the script's own tensors are compared, which it may have changed.
+        Without a digest they are compared with the script's tensors, which it may have changed.
         """
-        if self._result:
-            return self._result == _digest(outputs)
+        if self._digest:
+            return self._digest == _digest(outputs)
         pairs = zip(self.call.outputs, outputs, strict=True)
         return all(torch.equal(_bits(mine), _bits(again)) for mine, again in pairs)
 
@@ -171,18 +177,21 @@ class KeptInputs:
 
 
 class KeptParts:
-    """A large all-reduce. Partial sums need memory while it runs."""
+    """A large all-reduce, without copies of its inputs: its tensor is enough to finish it.
+
+    Only while it runs does it need memory, for partial sums.
+    """
 
     def __init__(
-        self, call: CollectiveCall, body: Allreduce, tensor: Tensor, memory: Memory
+        self, call: CollectiveCall, body: Allreduce, tensor: Tensor, pool: MemoryPool
     ) -> None:
         self.call = call
         self._allreduce = body
-        self._pool = memory
+        self._pool = pool
         self._rooms: list[Tensor] = []
-        self._parts = self._of(tensor)
+        self._parts = self._parts_of(tensor)
 
-    def _of(self, tensor: Tensor) -> Parts:
+    def _parts_of(self, tensor: Tensor) -> Parts:
         # `.data`: autograd must not see what a standby writes into the script's tensor.
         return Parts(tensor.data.contiguous().view(-1), self._room)
 
@@ -193,18 +202,20 @@ class KeptParts:
     def restore(self, tensors: Sequence[Tensor]) -> None:
         self.drop()
         if self._parts.flat.data_ptr() != tensors[0].data_ptr():
-            self._parts = self._of(tensors[0])  # a host copy for this attempt, of the inputs
+            # `tensors[0]` is a new host copy of the inputs, made for this attempt.
+            self._parts = self._parts_of(tensors[0])
 
-    def body(self, *, begun_elsewhere: bool) -> Body:
-        if begun_elsewhere:
+    def body(self, *, begun_before: bool) -> Body:
+        if begun_before:
             return lambda op, outputs, inputs: finish(op, self._parts, self._allreduce.reduction)
         return lambda op, outputs, inputs: self._allreduce.in_parts(op, self._parts)
 
     def received(self, rank: int, ranks: Sequence[int]) -> None:
-        self._parts = self._of(self.call.outputs[0])
+        self._parts = self._parts_of(self.call.outputs[0])
         if rank in ranks:
+            # In the place of `rank`, this one must be able to give what that one completed first.
             start, stop = own_part(ranks.index(rank), len(ranks), self._parts.flat.numel())
-            self._parts.seal(start).add(self._parts.flat[start:stop])
+            self._parts.begin_sealed(start).add(self._parts.flat[start:stop])
 
     def completed(self) -> None:
         self.drop()

@@ -122,9 +122,9 @@ class Runner:
         """
         step = self.fabric.step
         if call is None:
-            self.log.refuse()
+            self.log.note_unrepeatable()
         if not step.enter():
-            self.log.refuse()
+            self.log.note_unrepeatable()
             work.finish()
             return
         try:
@@ -135,7 +135,7 @@ class Runner:
                     break
                 error, later = self._attempted(request, act, call)
             if isinstance(error, Exception) or broken:
-                self.log.refuse()
+                self.log.note_unrepeatable()
             if not later:
                 work.finish(error)
         finally:
@@ -198,7 +198,7 @@ class Runner:
         No operation of the group may run. They come before any other operation.
         """
         self.log.go_back(again)
-        if self.log.behind:
+        if self.log.to_repeat:
             self.lane.run(self._catch_up_alone, inline=False)
 
     def _catch_up_alone(self) -> None:
@@ -218,14 +218,14 @@ class Runner:
             step.leave()
 
     def _catch_up(self, standing: EpochView) -> None:
-        behind = self.log.behind
-        while behind:
-            if not behind[0].repeat_for_others(self._op(behind[0].call, standing)):
+        to_repeat = self.log.to_repeat
+        while to_repeat:
+            if not to_repeat[0].repeat_for_others(self._op(to_repeat[0].call, standing)):
                 # The standby computes other inputs than its rank did, or the script has changed
                 # the result: this rank would go on with other bits than those that lacked it.
                 raise LinkError(f"rank {standing.rank} cannot repeat an operation bit for bit")
-            if behind:  # a new step may have begun
-                behind.popleft()
+            if to_repeat:  # a new step may have begun
+                to_repeat.popleft()
 
     def judged(self, error: LinkError | None) -> LinkError | None:
         """The error that ``wait`` raises for an operation aborted by ``error``."""

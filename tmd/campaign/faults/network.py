@@ -128,11 +128,11 @@ async def _cut_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     peers = [h for h in stage.hosts if h != host]
     for peer in peers:
-        networks.deafen(host, peer, deaf=True)
+        networks.mute(host, peer, muted=True)
 
     async def restore() -> None:
         while peers:
-            networks.deafen(host, peers.pop(), deaf=False)
+            networks.mute(host, peers.pop(), muted=False)
 
     return restore
 
@@ -146,9 +146,9 @@ async def _slow_link(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 async def _loss(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
-    networks.lose(host, fault.amount or LOST)
-    await until(lambda: networks.lost(host) > 0)
-    return _once(lambda: networks.lose(host, 0.0))
+    networks.drop_packets(host, fault.amount or LOST)
+    await until(lambda: networks.dropped(host) > 0)
+    return _once(lambda: networks.drop_packets(host, 0.0))
 
 
 def _once(undo: Callable[[], None]) -> Mend:

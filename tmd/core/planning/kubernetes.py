@@ -21,7 +21,7 @@ from tmd.core.planning.scheduler_drains import (
 )
 from tmd.core.values.model import FINAL, Alert, ClusterView, HostStatus
 from tmd.core.values.printable import printable
-from tmd.core.values.view_checks import ENDED, holdings
+from tmd.core.values.view_checks import ENDED, jobs_by_host
 
 BY = "kubernetes:"
 """Beginning of the requester of a drain that stands for the state of a node."""
@@ -147,7 +147,7 @@ def changes(
     share = rules.hosts_share
     found = host_drains(view, causes, by=BY, hosts_share=share, barred=barred)
     waiting = [r for r in requests if not r.complete]
-    living = {h.host for h in view.hosts} | {*view.unread} | holdings(view).keys()
+    living = {h.host for h in view.hosts} | {*view.unread} | jobs_by_host(view).keys()
     absent = [host for host in found.unseen if host not in claims]
     return Changes(
         drain=found.drain,
@@ -246,7 +246,7 @@ def _holds_up(view: ClusterView, host: str) -> str:
             f"after the {kind} by {by} host {host} may take ranks again "
             f"('tmd drain {host}' keeps it free)"
         )
-    if view.paused and host in holdings(view):
+    if view.paused and host in jobs_by_host(view):
         return f"host {host} holds a rank, and the cluster is paused until 'tmd resume'"
     return ""
 
@@ -258,7 +258,7 @@ def _is_free(view: ClusterView, host: str) -> bool:
     """Whether ``host`` holds no rank and no plan gives it one, as far as can be read."""
     return not (
         _unreadable(view, host)
-        or host in holdings(view)
+        or host in jobs_by_host(view)
         or _reports_rank(view, host)
         or _awaits_rank(view, host)
     )

@@ -7,32 +7,33 @@ from tmd.core.values.model import ClusterView, JobRecord, JobState
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
-def holdings(view: ClusterView) -> dict[str, list[JobRecord]]:
-    """Hosts that hold ranks -> jobs of these ranks, unless those have ended."""
+def jobs_by_host(view: ClusterView) -> dict[str, list[JobRecord]]:
+    """The unfinished jobs that have ranks on each host, by host."""
     found: dict[str, list[JobRecord]] = {}
     for record in view.jobs:
         if record.state not in ENDED:
-            for member in record.membership.members:
-                found.setdefault(member.host, []).append(record)
+            for host in dict.fromkeys(member.host for member in record.membership.members):
+                found.setdefault(host, []).append(record)
     return found
 
 
 def unknown_host(view: ClusterView, host: str) -> str:
     """Why a request cannot name ``host``; empty if it can."""
-    known = {h.host for h in view.hosts} | set(holdings(view))
+    known = {h.host for h in view.hosts} | set(jobs_by_host(view))
     if host in known:
         return ""
     names = ", ".join(sorted(known)) or "none"
-    return f"there is no host '{host}' in this cluster; heard from: {names}"
+    return f"there is no host '{host}' in this cluster; known hosts: {names}"
 
 
 def drain_roles(view: ClusterView) -> dict[str, str]:
-    """Hosts with an effective drain, and their role."""
+    """The role of each host under a drain request: leaving, draining, drained or in reserve."""
     roles: dict[str, str] = {}
     for request in view.drains:
         waiting = any(
             m.host == request.host and not record.served(request)
             for record in view.jobs
+            if record.state not in ENDED
             for m in record.membership.members
         )
         if request.leave:
@@ -45,11 +46,11 @@ def drain_roles(view: ClusterView) -> dict[str, str]:
 
 
 def left_alone(record: JobRecord, view: ClusterView) -> str:
-    """Why nothing is decided about the job, in a sentence; empty if it can be."""
+    """Why the leader must not decide anything about the job; empty if it may decide."""
     parties = {m.host for m in record.parties}
     if hosts := sorted(parties & set(view.unread)):
-        return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"
-    # They would carry out nothing that is decided.
+        return f"the reports of {', '.join(hosts)} cannot be read: update tmd here, or there"
+    # A host that cannot read the record would not carry out what the leader decides.
     heard = (view.host(name) for name in sorted(parties))
     if hosts := [h.host for h in heard if h is not None and h.reads < record.v]:
         return f"{', '.join(hosts)} cannot read the record of the job: update tmd there"
@@ -57,5 +58,5 @@ def left_alone(record: JobRecord, view: ClusterView) -> str:
 
 
 def too_new(job: str) -> str:
-    """Says that the record of ``job`` is left alone."""
+    """The message for a record of ``job`` that a later version of tmd wrote."""
     return f"a later version of tmd wrote the record of job {job}: update tmd on this host"

@@ -1,9 +1,9 @@
 """Decides whether a step in which a rank was lost can be finished, or has to be repeated.
 
-All members of the new epoch, the hot standby in the lost rank's place among them, exchange how far
-each has come in the operations of each group. Every one of them computes the same decision from it.
-A large all-reduce is finished from the inputs and results that the ranks still have. For each one
-they exchange what that is.
+All members of the new epoch, including the hot standby that replaces the lost rank, exchange how
+many operations of each group they have completed. All of them compute the same decision from that.
+A large all-reduce is finished from the inputs and results that the ranks still have: before each
+one they exchange which those are.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from msgspec import Struct
 
 
 class Progress(Struct, frozen=True):
-    """How far a rank has come in the operations of a group in its present step."""
+    """How far a rank has come in the operations of a group in its current step."""
 
     done: int = 0
+    """Operations that it has completed."""
     kept: int = 0
-    """The first operation that it can run again; -1 for none, since not all were collectives."""
+    """The first operation that it can run again; -1: it can run none again."""
     begun: int = 0
     """Operations that it has begun."""
 
@@ -33,11 +34,12 @@ class Place(Struct, frozen=True):
     afresh: bool = False
     """It has not begun ``step``, or begins it again."""
     between: int = 0
-    """Operations that its script has called since the previous vote, without those of ``step``."""
+    """Operations that its script has called since the previous vote, not counting those of
+    ``step``."""
 
 
 class Rerun(NamedTuple):
-    """The operations of a group with which a broken step goes on."""
+    """Where a broken step goes on, in the operations of one group."""
 
     first: int = 0
     """The first one that not all ranks have completed: a rank that has completed it runs it once
@@ -46,12 +48,12 @@ class Rerun(NamedTuple):
     """The first one that no rank has begun."""
 
 
-def first_operations(places: Sequence[Place]) -> dict[str, Rerun] | None:
+def reruns(places: Sequence[Place]) -> dict[str, Rerun] | None:
     """By group, the operations that its ranks run in the new epoch.
 
-    ``None`` if the step has to be repeated: a rank cannot run such an operation again, or the ranks
-    are not in the same step, or a rank begins it afresh whose script calls operations before it.
-    Those the others have behind them.
+    ``None`` if the step has to be repeated: the ranks are not in the same step, or a rank cannot
+    run an operation again that another one lacks, or a rank begins the step afresh and scripts
+    call operations between the previous vote and the step: the other ranks are past those.
     """
     if len({place.step for place in places}) > 1:
         return None
@@ -69,7 +71,7 @@ def first_operations(places: Sequence[Place]) -> dict[str, Rerun] | None:
 
 
 Span = tuple[int, int]
-"""Consecutive elements of a tensor, from the first to before the second."""
+"""Consecutive elements of a tensor: the index of the first, and the index after the last."""
 
 
 class Holding(Struct, frozen=True):
@@ -80,15 +82,15 @@ class Holding(Struct, frozen=True):
     lost: tuple[Span, ...] = ()
     """Elements of which it has neither input nor result."""
     inputs: bool = True
-    """Whether it has its inputs of the elements that are in neither list. If not, those are lost,
-    too."""
+    """Whether it has its inputs for all elements in neither list. If not, they are lost as well."""
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether it has the result of these elements. No span begins or ends among them."""
+        """Whether it has the result of these elements. No span may begin or end among them."""
         return _within((start, stop), self.final)
 
     def can_reduce(self, start: int, stop: int) -> bool:
-        """Whether it has the inputs of these elements, of whose result it has nothing."""
+        """Whether it still has its inputs for these elements. Ask only if no rank has their
+        result."""
         return self.inputs and not _within((start, stop), self.lost)
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tmd.core.values.decode_errors import UNREADABLE, brief
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.view_checks import unknown_host
-from tmd.daemon.policy_runner import resumed
+from tmd.daemon.policy_runner import end_pause
 from tmd.daemon.web.guard import RequestHeaders, RequestProblem, refusal
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
@@ -76,7 +76,7 @@ async def pause(request: web.Request) -> web.Response:
 async def resume(request: web.Request) -> web.Response:
     await _admitted(request, Nothing)
     parts = request.app[PARTS]
-    await resumed(parts.store, f"http {request.remote}", parts.local().status.host)
+    await end_pause(parts.store, f"http {request.remote}", parts.local().status.host)
     return answer({"paused": False})
 
 

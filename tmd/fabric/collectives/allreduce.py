@@ -14,14 +14,14 @@ from tmd.fabric.memory import view
 from tmd.fabric.reduction import Reduction
 
 SMALL = 256 << 10
-"""Largest size in bytes for the logarithmic algorithm."""
+"""Largest size in bytes for recursive doubling. Larger tensors are reduced by halving."""
 
 
 def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = None) -> None:
     """Reduce ``flat`` over all ranks. Both algorithms give the same bits.
 
-    ``parts``: those of ``flat``, which is large, if the operation may have to be finished with
-    another rank.
+    ``parts``: the parts of ``flat``, if the operation may have to be finished after a rank is
+    lost. ``flat`` must then be larger than :data:`SMALL`.
     """
     if op.shares == 1 or flat.numel() == 0:
         return
@@ -53,14 +53,14 @@ class Allreduce:
             allreduce(op, tensor.view(-1), self.reduction)
 
     def in_parts(self, op: Op, parts: Parts) -> None:
-        """The same, for one tensor of which an element may be overwritten only with its result."""
+        """The same for one tensor, each element of which is overwritten only with its result."""
         allreduce(op, parts.flat, self.reduction, parts)
 
     @staticmethod
     def has_parts(tensors: Sequence[Tensor]) -> bool:
-        """Whether :meth:`in_parts` can be used: all ranks give the same answer.
+        """Whether :meth:`in_parts` can be used. All ranks give the same answer.
 
-        Several tensors may share memory. Sums of complex numbers may depend on where a part
-        begins.
+        It cannot be used for several tensors, since they may share memory, or for complex numbers,
+        since their sums may depend on where a part begins.
         """
         return len(tensors) == 1 and tensors[0].nbytes > SMALL and not tensors[0].is_complex()

@@ -28,15 +28,15 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
 
-    ``parts``: those of ``flat``. Then an element is overwritten only with its final value, so
-    partial sums need memory of their own: for half of ``flat``, and for all of it on a rank into
-    which another one folds.
+    ``parts``: the parts of ``flat``. If given, an element is overwritten only with its final
+    value, so partial sums need memory of their own: for at most half of ``flat``, or for all of it
+    on a rank into which another one folds.
     """
     core = folded(op.size)
     if op.rank >= core:
         op.send(op.rank - core, view(flat))
         return _receive(op, op.rank - core, flat, parts)
-    guest = op.rank + core
+    guest = op.rank + core  # the rank that folds into this one, if there is one
     sums, start = flat, 0  # the sums so far, and the element of `flat` with which they begin
     if guest < op.size:
         sums = flat if parts is None else parts.room(flat)
@@ -73,7 +73,7 @@ def _partners(rank: int, core: int) -> Iterator[int]:
 
 
 def own_part(rank: int, size: int, length: int) -> Span:
-    """The elements whose sums are complete first on ``rank``, of ``length`` ones."""
+    """Of ``length`` elements, those whose complete sums ``rank`` is the first to have."""
     core = folded(size)
     start, stop = 0, length
     if rank >= core:
@@ -93,8 +93,9 @@ Done = Callable[[Tensor], None]
 
 
 def _finishing(op: Op, reduction: Reduction, parts: Parts | None, start: int) -> Done:
-    """What to do with each segment once its sum is complete; the first begins at ``start``."""
-    sealed = None if parts is None else parts.seal(start)
+    """Begin a sealed part of ``parts`` at ``start``. Returns what to do with each segment of it
+    once its sum is complete."""
+    sealed = None if parts is None else parts.begin_sealed(start)
 
     def done(segment: Tensor) -> None:
         reduction.finish(segment, op.shares)
@@ -113,7 +114,7 @@ def _merge(
     reduction: Reduction,
     done: Done | None = None,
 ) -> None:
-    """Send ``give`` and merge the partner's data with ``keep`` into ``out``, by segments."""
+    """Send ``give`` and merge the partner's data with ``keep`` into ``out``, by segment."""
     scratch = op.scratch.take(min(keep.numel(), SEGMENT // keep.element_size()), keep.dtype)
     landing = view(scratch)
     lower = partner < op.rank
@@ -131,21 +132,21 @@ def _merge(
     _stream(op, partner, give, arrivals(), keep.nbytes)
 
 
-def _swap(op: Op, partner: int, keep: Span, give: Span, parts: Parts, *, seal: bool) -> None:
-    """Send elements ``keep``, which are final, and receive those of ``give``.
+def _swap(op: Op, partner: int, own: Span, missing: Span, parts: Parts, *, seal: bool) -> None:
+    """Send the elements ``own``, which are final, and receive the elements ``missing``.
 
-    ``seal``: with a digest. Two ranks then have one of each part: if one of them is lost, the
-    other can still say that the script has not changed it.
+    ``seal``: whether to keep a digest of what is received. Each part then has a digest on two
+    ranks: if one of them is lost, the other can still tell whether the script has changed it.
     """
-    own, target = parts.flat[slice(*keep)], parts.flat[slice(*give)]
+    sent, target = parts.flat[slice(*own)], parts.flat[slice(*missing)]
     if not seal:
-        with parts.receiving(*give):
-            _stream(op, partner, own, iter((view(target),)), target.nbytes)
+        with parts.receiving(*missing):
+            _stream(op, partner, sent, iter((view(target),)), target.nbytes)
         return
-    # Received elsewhere and then copied: a break must not tear an element that only the lost rank
-    # has.
+    # The data is received into scratch memory and then copied: a break must not tear an element
+    # whose result only the lost rank had.
     scratch = op.scratch.take(min(target.numel(), SEGMENT // target.element_size()), target.dtype)
-    landing, sealed = view(scratch), parts.seal(give[0])
+    landing, sealed = view(scratch), parts.begin_sealed(missing[0])
 
     def arrivals() -> Iterator[memoryview]:
         for segment in torch.split(target, scratch.numel() or 1):
@@ -154,7 +155,7 @@ def _swap(op: Op, partner: int, keep: Span, give: Span, parts: Parts, *, seal: b
             segment.copy_(received)
             sealed.add(received)
 
-    _stream(op, partner, own, arrivals(), target.nbytes)
+    _stream(op, partner, sent, arrivals(), target.nbytes)
 
 
 def _receive(op: Op, source: int, flat: Tensor, parts: Parts | None) -> None:
@@ -167,7 +168,7 @@ def _receive(op: Op, source: int, flat: Tensor, parts: Parts | None) -> None:
 def _stream(
     op: Op, partner: int, give: Tensor | None, arrivals: Iterator[memoryview], nbytes: int
 ) -> None:
-    """Send ``give`` to ``partner``, unless it expects nothing, and receive ``nbytes`` from it."""
+    """Send ``give``, unless it is ``None``, to ``partner``, and receive ``nbytes`` from it."""
     if give is None:
         return op.stream(None, deque(), 0, partner, arrivals, nbytes)
     queue = deque([view(give)] if give.numel() else [])

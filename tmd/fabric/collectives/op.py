@@ -15,8 +15,8 @@ OpenLink = Callable[[int], Link]
 
 
 class Op:
-    """Messages of one operation. ``rank`` and ``size`` are those of the group; if workers have
-    adopted ranks of it, they count its workers."""
+    """Messages of one operation. ``rank`` and ``size`` count the ranks of the group, or its workers
+    where a worker has adopted further ranks."""
 
     __slots__ = ("_header", "_open", "rank", "scratch", "shares", "size")
 
@@ -29,7 +29,7 @@ class Op:
         scratch: Scratch,
         shares: int | None = None,
     ) -> None:
-        """``shares``: number of ranks among whom an average is taken, if it is not ``size``."""
+        """``shares``: number of ranks over which an average is taken; ``None``: ``size``."""
         self.rank = rank
         self.size = size
         self.shares = size if shares is None else shares
@@ -38,7 +38,7 @@ class Op:
         self._open = open_link
 
     def send(self, to: int, payload: memoryview) -> None:
-        """Send ``payload`` to a rank; return when it may be changed."""
+        """Send ``payload`` to a rank; return once ``payload`` may be overwritten."""
         send(self._open(to), self._header.packed(len(payload)), payload)
 
     def receive(self, source: int, into: memoryview) -> None:
@@ -62,12 +62,13 @@ class Op:
     ) -> None:
         """Send ``total_out`` bytes through ``queue`` while ``arrivals`` takes ``total_in``.
 
-        ``None`` for a side that does not take part; see :func:`tmd.fabric.transfer.pump`.
+        ``to`` or ``source`` is ``None`` if this rank does not send or does not receive. See
+        :func:`tmd.fabric.transfer.pump`.
         """
         if to is None:
             assert source is not None
             link = self._open(source)
-            receive(link, self._header.packed(total_in), EMPTY)
+            receive(link, self._header.packed(total_in), EMPTY)  # only the header
             pump(link, queue, link, arrivals, None)
             return
         out = self._open(to)

@@ -1,8 +1,9 @@
 """Which parts of a tensor are final while a large all-reduce overwrites it.
 
-The operation overwrites an element of its tensor only with the final value. So every part of the
-tensor holds either the rank's input or the result, and after a loss the ranks can finish the
-operation without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
+The operation overwrites an element of its tensor only with the final value. So every element holds
+either the rank's input or the result, except one that a break leaves half overwritten. After a loss
+the ranks can finish the operation without copies of the inputs
+(:mod:`tmd.fabric.collectives.completion`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tmd.fabric.memory import view
 class Sealed:
     """Consecutive elements that are final, and a digest of them.
 
-    A script may change a result once it has it. The digest tells whether it has.
+    A script may change the result once it has received it. The digest tells whether it did.
     """
 
     def __init__(self, start: int) -> None:
@@ -30,12 +31,12 @@ class Sealed:
         self._digest = xxhash.xxh3_128()
 
     def add(self, segment: Tensor) -> None:
-        """The next elements are final. They are best added while they are in the cache."""
+        """Add the next elements, which are final: cheapest while they are in the CPU cache."""
         self._digest.update(view(segment))
         self.stop += segment.numel()
 
     def copied(self, flat: Tensor) -> Tensor | None:
-        """A copy of the elements, which are those of ``flat``; ``None`` if they have changed."""
+        """A copy of these elements of ``flat``; ``None`` if the script has changed them."""
         # Copied before they are compared: the script may change them at any time.
         values = flat[self.start : self.stop].clone()
         same = xxhash.xxh3_128_digest(view(values)) == self._digest.digest()
@@ -46,8 +47,8 @@ class Parts:
     """The parts of one tensor, and which of them are final. Used by one thread at a time."""
 
     def __init__(self, flat: Tensor, room: Callable[[Tensor], Tensor]) -> None:
-        """``flat``: the tensor, in one dimension; ``room`` returns memory like that of a part, for
-        partial sums."""
+        """``flat``: the tensor, in one dimension; ``room`` returns uninitialized memory with the
+        length and type of its argument, for partial sums."""
         self.flat = flat
         self.room = room
         self._sealed: list[Sealed] = []
@@ -56,14 +57,15 @@ class Parts:
         self._complete = False
         self._copies: list[tuple[int, Tensor]] = []
 
-    def seal(self, start: int) -> Sealed:
-        """Begin a part, at element ``start``, whose digest is kept."""
+    def begin_sealed(self, start: int) -> Sealed:
+        """Begin a part at element ``start``. A digest is kept of what is added to it."""
         self._sealed.append(Sealed(start))
         return self._sealed[-1]
 
     @contextmanager
     def receiving(self, start: int, stop: int) -> Iterator[None]:
-        """Within the context one message overwrites elements ``start`` to ``stop`` in order."""
+        """Note what becomes final while one message overwrites elements ``start`` to ``stop``, in
+        order."""
         try:
             yield
         except LinkError as error:
@@ -81,7 +83,8 @@ class Parts:
     # --- once the operation has to be finished -------------------------------------------------
 
     def holding(self) -> Holding:
-        """What this rank can give to others."""
+        """What this rank has. If the script has the result, copies what can still be given, for
+        :meth:`values`."""
         if not self._complete:
             sealed = ((part.start, part.stop) for part in self._sealed)
             final = ((start, stop) for start, stop in (*sealed, *self._final) if start < stop)
@@ -92,7 +95,8 @@ class Parts:
         return Holding(tuple(given), inputs=False)
 
     def values(self, start: int, stop: int) -> Tensor:
-        """A copy of these elements; any values if this rank can give none."""
+        """A copy of these elements: the result or the input. Uninitialized memory if the script
+        has the result and this rank has no unchanged copy."""
         if not self._complete:
             return self.flat[start:stop].clone()
         for at, values in self._copies:
@@ -101,12 +105,12 @@ class Parts:
         return torch.empty_like(self.flat[start:stop])
 
     def put(self, start: int, values: Tensor) -> None:
-        """Elements from ``start`` on have these final values. The script keeps a result that it
-        has."""
+        """Write the final values of the elements from ``start`` on. Does nothing if the script
+        already has the result."""
         if self._complete:
             return
         self.flat[start : start + len(values)].copy_(values)
-        self.seal(start).add(values)
+        self.begin_sealed(start).add(values)
 
     def forget_copies(self) -> None:
         """Drop the copies that :meth:`holding` made."""

@@ -120,7 +120,7 @@ class PassingGroup(Group):
         tensors = list(_tensors(call.args))
         queued = device.current().queued(tensors)
         self._fabric.blocked.called()
-        self._runner.log.refuse()
+        self._runner.log.note_unrepeatable()
         lost, work = self._carried(call)
         if lost or call.generation is None:
             work = Work(list(_tensors(call.args[:1])), self._fabric.blocked)

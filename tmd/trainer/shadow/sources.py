@@ -20,7 +20,7 @@ from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import PURPOSE, SHIFT, VOTE, Dropped, Opening, ShadowRequest
 from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.shadow.source import ShadowSource
-from tmd.trainer.state.divided import UNFOLLOWED
+from tmd.trainer.state.divided import NOT_SHADOWED
 from tmd.trainer.state.units import digest_of_inputs
 from tmd.trainer.state_transfer.context import RankContext
 
@@ -194,7 +194,7 @@ class ShadowSources:
             # loop and run the code after training.
             return Dropped("the rank is between two batches() calls", offer=offer)
         if self._units.divided:
-            return Dropped(UNFOLLOWED, offer=offer)
+            return Dropped(NOT_SHADOWED, offer=offer)
         return Opening(offer)
 
     def _sweep(self, *new: ShadowSource) -> None:

@@ -140,7 +140,7 @@ class Snapshots:
         self.give_up()
         if least == WriterStage.DONE:
             self._whole, self._vain = taking.step, 0
-            self._store.only(taking.step)
+            self._store.keep_only(taking.step)
             return
         self._vain += 1
         if self._vain == IN_VAIN:
@@ -161,12 +161,12 @@ class Snapshots:
     def forget(self) -> None:
         """Forget the role in snapshots after this worker has handed over its rank."""
         self.give_up()
-        self._store.clear(0)
+        self._store.clear()
 
     def call_over(self, call: int) -> None:
         """Drop copies of ``batches()`` calls before ``call``."""
         self.give_up()
-        self._store.clear(call)
+        self._store.begin_call(call)
 
     def close(self) -> None:
         """Stop the threads, since none may be inside torch when the process ends."""
@@ -186,7 +186,7 @@ class Snapshots:
         """After a loss: keep only the newest complete snapshot, as reported by the leader."""
         if whole is not None:
             self._whole = whole
-            self._store.only(whole)
+            self._store.keep_only(whole)
 
     def fetch(self, directive: Sync, wanted: Callable[[], bool]) -> Rebuild | None:
         """Joiner: have the copy of the rank to go back to, from its keeper if it is not here.

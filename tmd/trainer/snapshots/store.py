@@ -10,12 +10,13 @@ from tmd.trainer.protocol.copies import StateCopy
 
 
 class SnapshotStore:
-    """Copies by rank and step, only of the newest known ``batches()`` call. Any thread."""
+    """Copies by rank and step, only of the newest known ``batches()`` call. Thread-safe."""
 
     def __init__(
         self, tell: Callable[[tuple[Kept, ...]], None], freed: Callable[[StateCopy], None]
     ) -> None:
-        """``tell`` gets the list of copies after each change, ``freed`` each dropped copy."""
+        """``tell`` gets rank and step of all copies after each change, ``freed`` each copy that is
+        dropped or replaced. Both run under a lock and must not call this store."""
         self._tell = tell
         self._freed = freed
         self._copies: dict[tuple[int, int], StateCopy] = {}
@@ -30,40 +31,46 @@ class SnapshotStore:
                 return False
             if call > self._call:
                 # A copy of the next call implies that all ranks have ended the previous one.
-                self._leave(lambda step: False)
+                self._keep(lambda step: False)
                 self._call = call
             before = self._copies.pop((copy.rank, copy.step), None)
             self._copies[copy.rank, copy.step] = copy
             if before is not None:
                 self._freed(before)
-            self._told()
+            self._report()
         return True
 
     def get(self, rank: int, step: int) -> StateCopy | None:
         return self._copies.get((rank, step))
 
-    def only(self, step: int) -> None:
+    def keep_only(self, step: int) -> None:
         """Drop all copies of other steps."""
         with self._changing:
-            self._leave(lambda kept: kept == step)
+            self._keep(lambda other: other == step)
 
     def drop(self, step: int) -> None:
         """Drop copies of ``step``, whose snapshot will not be completed."""
         with self._changing:
-            self._leave(lambda kept: kept != step)
+            self._keep(lambda other: other != step)
 
-    def clear(self, call: int) -> None:
-        """Drop copies of calls before ``call``."""
+    def begin_call(self, call: int) -> None:
+        """Drop the copies of ``batches()`` calls before ``call``."""
         with self._changing:
-            self._call = max(call, self._call)
-            self._leave(lambda step: False)
+            if call > self._call:
+                self._call = call
+                self._keep(lambda step: False)
 
-    def _leave(self, wanted: Callable[[int], bool]) -> None:
+    def clear(self) -> None:
+        """Drop all copies."""
+        with self._changing:
+            self._keep(lambda step: False)
+
+    def _keep(self, wanted: Callable[[int], bool]) -> None:
         gone = [key for key in self._copies if not wanted(key[1])]
         for key in gone:
             self._freed(self._copies.pop(key))
         if gone:
-            self._told()
+            self._report()
 
-    def _told(self) -> None:
+    def _report(self) -> None:
         self._tell(tuple(sorted(Kept(rank, step) for rank, step in self._copies)))

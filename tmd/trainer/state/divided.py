@@ -1,10 +1,10 @@
-"""An optimizer that is divided among ranks: torch's ``ZeroRedundancyOptimizer``.
+"""An optimizer whose state is divided among ranks: torch's ``ZeroRedundancyOptimizer``.
 
 Each rank has a *local* optimizer for the parameters that it owns, whose state is unique to it. The
 local optimizers are registered, moved and hooked for the vote. The script holds the *whole* one, of
-which only the values of its parameter groups matter: schedulers write them, and every step copies
-them to the local one. :mod:`tmd.trainer.state_transfer.parameter_resync` handles the broadcasts of
-a step after its vote.
+which only the hyperparameters in ``param_groups`` matter: schedulers change them, and every step
+copies them to the local optimizer. The broadcasts of updated parameters, which come after the vote
+of a step, are handled by :mod:`tmd.trainer.state_transfer.parameter_resync`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from tmd.torch_private.optimizers import is_zero, steps_in_backward
 
 Groups = Sequence[dict[str, Any]]
-UNFOLLOWED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
-"""Reason to copy the state of such a rank at the switch."""
+NOT_SHADOWED = "its optimizer is divided among ranks and communicates: no shadow can follow it"
+"""Why the state of a rank with such an optimizer is copied at the switch, not before."""
 
 
 def is_divided(optimizer: object) -> bool:
@@ -35,18 +35,19 @@ def local(whole: Any) -> torch.optim.Optimizer:
     if steps_in_backward(whole):
         raise TypeError(
             "register(optimizer=...): ZeroRedundancyOptimizer(overlap_with_ddp=True) changes "
-            "parameters in the backward pass, which a broken step could not undo; leave it out"
+            "parameters in the backward pass, so that a broken step could not be undone; leave out "
+            "overlap_with_ddp"
         )
     own: torch.optim.Optimizer = whole.optim
     return own
 
 
 def ranks_of(whole: Any) -> frozenset[int]:
-    """The ranks that it is divided among."""
+    """The global ranks that the optimizer ``whole`` is divided among."""
     return frozenset(torch.distributed.get_process_group_ranks(whole.process_group))
 
 
 def set_values(groups: Groups, values: Sequence[Mapping[str, Any]]) -> None:
-    """Set the values of ``groups`` to ``values``, except their lists of parameters."""
-    for group, said in zip(groups, values, strict=True):
-        group.update({k: v for k, v in said.items() if k != "params"})
+    """Copy each mapping in ``values``, except ``params``, into the group at the same place."""
+    for group, new in zip(groups, values, strict=True):
+        group.update({k: v for k, v in new.items() if k != "params"})

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from tmd.core.planning.directives import Directive, Hold, HoldState, Resume, Sync, Train
 from tmd.core.values.model import Activity
-from tmd.core.worker.broken_step import Place, first_operations
+from tmd.core.worker.broken_step import Place, reruns
 from tmd.core.worker.responses import Response
 from tmd.trainer.protocol.step_vote import exchange
 from tmd.trainer.protocol.take_over import Takeover
@@ -238,7 +238,7 @@ class Continuation:
         fabric.enter(directive.membership, directive.rank, within=True)
         self._recovery.entered(directive, within=True)
         places = exchange(fabric, fabric.step.place(step), Place)
-        again = first_operations(places)
+        again = reruns(places)
         if again is None:
             log.warning("the broken step is repeated: a rank cannot take it up: %s", places)
             return False

@@ -16,7 +16,7 @@ from tmd.core.planning.directives import (
 )
 from tmd.core.planning.failover import keepers_first
 from tmd.core.values.errors import LinkError
-from tmd.core.worker.broken_step import Place, first_operations
+from tmd.core.worker.broken_step import Place, reruns
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.trainer.protocol.step_vote import exchange
@@ -215,7 +215,7 @@ class Recovery:
         with suppress(LinkError):
             places = exchange(self._fabric, self._fabric.step.place_before(step), Place)
             under_way = any(not place.afresh for place in places)
-            again = first_operations(places)
+            again = reruns(places)
             if under_way and again is not None:
                 self._snapshots.skip(step)
                 self._fabric.step.expect(again)

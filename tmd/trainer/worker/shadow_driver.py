@@ -28,7 +28,7 @@ from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.shadow.receiver import Differs, Overdue, ShadowLost, ShadowReceiver, ask
 from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import ShadowSession
-from tmd.trainer.state.divided import UNFOLLOWED
+from tmd.trainer.state.divided import NOT_SHADOWED
 from tmd.trainer.state.roles import Role
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
@@ -304,7 +304,7 @@ class ShadowDriver:
         if isinstance(said, Dropped):
             link.close()
             if self._units.divided and said.offer is not None:
-                self.not_tried(directive, note=UNFOLLOWED, heard=said.offer.roles)
+                self.not_tried(directive, note=NOT_SHADOWED, heard=said.offer.roles)
             # Otherwise the source is in a recovery, which may need the state shadowed so far.
             return None
         self.end()
