@@ -206,7 +206,8 @@ def say(link: Link, *request: object) -> None:
 
 
 def test_a_member_that_hangs_up_before_all_have_come_is_not_here() -> None:
-    """The others would begin to build without it. It may call again, before its first link ends."""
+    """The others would begin to build without it. It may call again before its first link ends, and
+    that link may be served after the second one."""
     board = Board(["w0", "w1", "w2"], wanted)
     with served(board) as link:
         say(link, "set", "here/w1", b"")
@@ -217,6 +218,10 @@ def test_a_member_that_hangs_up_before_all_have_come_is_not_here() -> None:
             say(first, "set", "here/w1", b"")
             say(again, "set", "here/w1", b"")
         assert board.answer("check", (["here/w1"],))
+        with served(board) as overtaken:
+            say(overtaken, "set", "here/w1", b"")
+        assert board.answer("check", (["here/w1"],))
+    assert not board.answer("check", (["here/w1"],))
 
 
 def test_a_member_that_is_done_first_stays_here() -> None:

@@ -49,8 +49,9 @@ class Board:
     def __init__(self, members: Sequence[str], wanted: Wanted) -> None:
         self._members, self._wanted = members, wanted
         self._values: dict[str, bytes] = {}
-        self._came_by: dict[str, Link] = {}
-        """The link on which a member has said that it is here."""
+        self._came_by: dict[str, set[Link]] = {}
+        """The links on which a member has said that it is here: a link that it has given up may be
+        served after the one that it uses."""
         self._changed = threading.Condition()
 
     def answer(self, request: str, arguments: Sequence[Any]) -> Any:
@@ -123,17 +124,18 @@ class Board:
 
     def _came(self, key: str, link: Link) -> None:
         with self._changed:
-            self._came_by[key] = link
+            self._came_by.setdefault(key, set()).add(link)
 
     def _forget(self, link: Link) -> None:
         """A member that hangs up before all have come is not here; it may call again."""
         with self._changed:
             if all(f"{HERE}{member}" in self._values for member in self._members):
                 return
-            for member in self._members:
-                key = f"{HERE}{member}"
-                if self._came_by.get(key) is link:
+            for key in (f"{HERE}{member}" for member in self._members):
+                links = self._came_by.get(key, set())
+                if links == {link}:
                     self._values.pop(key, None)
+                links.discard(link)
 
 
 class LinkStore(Store):
