@@ -6,8 +6,8 @@ it, and the broken step is repeated. ``copy``: none follows it, and a standby co
 Kills are spread evenly over a step, as far as a benchmark can aim.
 
 ``set back``: how much later than without the kill the first new commit comes, on the slowest rank.
-A repeated step counts in full. Another process takes the killed worker's share of the cores at once
-(``bench.share``): otherwise the survivors would compute faster.
+A repeated step counts in full. Each host has its own share of the cores (``bench.shares``), so that
+the survivors do not compute faster. This needs root.
 ``idle``: what a loss costs besides computing a step twice. It is the sum of the time until the loss
 is known, the time from when the last survivor is done with the current step to when the last rank
 begins the next one, and the time for which the joiner's vote in that step waits for the comparison
@@ -21,15 +21,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from bench.downtime import PATIENCE_S, RANKS, STEP_S, facts, kill
+from bench.downtime import PATIENCE_S, RANKS, STANDBY, STEP_S, facts, kill
 from bench.measure import Facts, Report, each, pairs, summary
+from bench.shares import CoreShares, unable
 from bench.sizes import Comparison, Runs, Subject, compare, disturbed
 from tmd.campaign.waiting import until
 from tmd.core.values.model import Activity, ClusterView, MigrationPlan
@@ -87,20 +84,22 @@ async def killed(subject: Subject) -> Facts:
     args, hot = subject.args, subject.way != "copy"
 
     async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
+        for launcher in cluster.launchers.values():
+            shares.give(launcher.pid)
         for number in range(args.events):
             view = await run_on(cluster, args.quiet, hot=hot)
             host = host_of(view, FOLLOWED)
             assert host is not None
             worker = next(w for w in host.workers if w.rank == FOLLOWED)
-            with replaced(worker.pid):
-                await committed(cluster, worker.worker)
-                await asyncio.sleep(place(subject, number) * worker.step_seconds)
-                await story.event(cluster, told, partial(kill, cluster, host))
+            await committed(cluster, worker.worker)
+            await asyncio.sleep(place(subject, number) * worker.step_seconds)
+            await story.event(cluster, told, partial(kill, cluster, host))
         await run_on(cluster, args.quiet, hot=hot)
         started.update(told.started)
 
     started: dict[str, float] = {}
-    trace, found = await disturbed(subject, disturb, max_restarts=99, restart_delay_s=RESTART_S)
+    with CoreShares(len(RANKS) + len(STANDBY)) as shares:
+        trace, found = await disturbed(subject, disturb, max_restarts=99, restart_delay_s=RESTART_S)
     return [
         {**facts(e, plan), **costs(trace, e, plan), "life": life(trace, e, started[plan.id])}
         for e, plan in found
@@ -140,17 +139,6 @@ def life(trace: DemoTrace, event: DemoEvent, killed_at: float) -> list[list[Any]
         )
         if line["at"] > killed_at - near and line["began"] < killed_at + near
     ]
-
-
-@contextmanager
-def replaced(pid: int) -> Iterator[None]:
-    """In this context, another process takes the CPU share of process ``pid`` once it has died."""
-    busy = subprocess.Popen([sys.executable, "-m", "bench.share", str(pid)])
-    try:
-        yield
-    finally:
-        busy.kill()
-        busy.wait()
 
 
 def costs(trace: DemoTrace, event: DemoEvent, plan: MigrationPlan) -> dict[str, float | None]:
@@ -196,6 +184,8 @@ def steady(report: Report, runs: Runs, size: str) -> dict[str, float]:
 
 
 def main() -> int:
+    if why := unable():
+        raise SystemExit(why)
     return compare(Comparison("hot", __doc__, WAYS, "kills", 5, killed, tell))
 
 
