@@ -11,7 +11,20 @@ import torch
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
-from tests.fabric.entries import At, Fits, Pairs, Row, Run, Variant, both, numbers, plain, real
+from tests.fabric.entries import (
+    OLD,
+    At,
+    Fits,
+    Pairs,
+    Row,
+    Run,
+    Variant,
+    always,
+    both,
+    numbers,
+    plain,
+    real,
+)
 
 FUNCTIONAL: list[Row] = []
 
@@ -27,7 +40,9 @@ def row(name: str, form: str = "", **limits: Fits) -> Callable[[Run], Run]:
                 return run(at)
 
         if hasattr(functional, name):
-            FUNCTIONAL.append(Row(name, form, quietly, **limits))
+            fits = limits.pop("fits", always)
+            whole = both(fits, plain) if OLD else fits
+            FUNCTIONAL.append(Row(name, form, quietly, whole, **limits))
         return run
 
     return add

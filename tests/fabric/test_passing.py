@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.fabric.circle import Circle, at_once, circle, member, sync
+from tests.fabric.entries import OLD
 from tests.fabric.test_sandbox import Recorder
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric
@@ -194,7 +195,9 @@ STAY: dict[str, Collective] = {
     "reduce_scatter_single_coalesced": reduce_scatter_each,
 }
 """Those for which a backend has no public method."""
-COLLECTIVES = {**PASSED_ON, **STAY}
+UNKNOWN: set[str] = {"alltoall"} if OLD else set()
+"""Those that Gloo does not have in this version of torch."""
+COLLECTIVES = {n: act for n, act in {**PASSED_ON, **STAY}.items() if n not in UNKNOWN}
 
 
 def test_every_collective_that_is_passed_on_is_tried() -> None:
