@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-OLD = TorchVersion(torch.__version__) < (2, 12)
+OLD = TorchVersion(torch.__version__) < "2.12"
 """Gloo has no ``all_to_all`` of lists, and functional collectives take contiguous tensors only."""
 Pairs = list[tuple[Any, Any]]
 """Actual and expected outcome of an operation."""
