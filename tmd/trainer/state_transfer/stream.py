@@ -7,8 +7,7 @@ with its own digest and uses nothing before both agree (invariant I6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -26,8 +25,6 @@ from tmd.trainer.state.digests import Digest, chunks, groups, raw
 T = TypeVar("T")
 
 HEADER_LIMIT = 64 << 20
-PIECE = 512 << 10
-"""Bytes. A tensor travels in pieces that are still in the cache when their digest is computed."""
 
 
 class TransferReply(Struct, frozen=True):
@@ -83,10 +80,10 @@ def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
     """
     digest = xxhash.xxh3_128()
     total = 0
-    for piece in chain.from_iterable(map(_pieces, chunks(list(tensors)))):
-        link.send(piece)
-        digest.update(piece)
-        total += len(piece)
+    for chunk in chunks(list(tensors)):
+        link.send(chunk)
+        digest.update(chunk)
+        total += len(chunk)
     link.send_frame(digest.digest())
     _expect_go(link)
     return total
@@ -103,10 +100,13 @@ def receive_tensors(link: Link, tensors: Iterable[Tensor]) -> str:
     targets = list(tensors)
     for group in groups(targets):
         if len(group) == 1 and _is_plain(group[0]):
-            _receive(link, raw(group[0]), digest)
+            view = raw(group[0])
+            link.recv_into(view)
+            digest.update(view)
             continue
         buffer = bytearray(sum(t.numel() * t.element_size() for t in group))
-        _receive(link, memoryview(buffer), digest)
+        link.recv_into(memoryview(buffer))
+        digest.update(buffer)
         _unpack(buffer, group)
     announced = link.recv_frame(64)
     refusal = "" if announced == digest.digest() else "digest of the received state differs"
@@ -114,16 +114,6 @@ def receive_tensors(link: Link, tensors: Iterable[Tensor]) -> str:
     if refusal:
         raise StateMismatch(f"{refusal}: memory or network of one side corrupts data")
     return digest.hexdigest()
-
-
-def _receive(link: Link, into: memoryview, digest: xxhash.xxh3_128) -> None:
-    for piece in _pieces(into):
-        link.recv_into(piece)
-        digest.update(piece)
-
-
-def _pieces(data: memoryview) -> Iterator[memoryview]:
-    return (data[at : at + PIECE] for at in range(0, len(data), PIECE))
 
 
 def _read(link: Link, kind: type[T]) -> T:
