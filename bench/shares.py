@@ -1,8 +1,8 @@
-"""A share of the cores for each host of a benchmark, as if it had cores of its own.
+"""Gives each host of a benchmark its own share of the cores, as if it were a machine.
 
-All hosts run on one machine. Without shares, those that survive a loss would use the cores of the
-lost one, and a standby that becomes a rank would slow down the others, since it computes more than
-before. Both do not happen where each host is a machine.
+All hosts run on one machine. Without shares, the survivors of a loss would use the cores of the
+lost host. A standby that becomes a rank would slow down the others, since it computes more than
+before.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Self
 
 CGROUPS = Path("/sys/fs/cgroup")
 V1 = CGROUPS / "cpu"
-"""Where version 1 has its CPU controller. Version 2 has one tree."""
+"""The CPU controller of version 1. In version 2 all controllers share one tree."""
 PERIOD_US = 10_000
-"""Short, since a rank that has used up its share lets the others wait."""
+"""Short, since the other ranks wait for one that has used up its share of a period."""
 OTHERS = 0.1
-"""Cores that daemons, Redis and the benchmark get."""
+"""Cores that are left to Redis, the daemons and the benchmark itself."""
 ENDING_S = 10.0
+LOOK_S = 0.01
 
 
 def unable() -> str:
     """Why this machine cannot limit the cores of a process; empty if it can."""
     if os.geteuid() != 0:
-        return "bench.hot needs root: it gives each host its own share of the cores (cgroups)"
-    if V1.is_dir() or "cpu" in _controllers():
-        return ""
-    return f"bench.hot needs the CPU controller of cgroups in {CGROUPS}"
+        return "needs root, for control groups that limit the cores of each host"
+    if not (V1.is_dir() or "cpu" in _controllers()):
+        return f"needs the CPU controller of control groups in {CGROUPS}"
+    return ""
 
 
 def _controllers() -> list[str]:
+    """The controllers that groups of version 2 can use."""
     file = CGROUPS / "cgroup.subtree_control"
     return file.read_text().split() if file.exists() else []
 
 
 class CoreShares:
-    """Created on entering the context, removed on leaving it, when all their processes have ended.
-
-    All hosts have the same share.
-    """
+    """An equal share for each host. Leaving the context removes the shares, whose processes must
+    have ended."""
 
     def __init__(self, hosts: int) -> None:
         self.cores = ((os.cpu_count() or 1) - OTHERS) / hosts
@@ -54,22 +54,27 @@ class CoreShares:
         return self
 
     def __exit__(self, *_: object) -> None:
-        until = time.monotonic() + ENDING_S
-        while self._made and time.monotonic() < until:
-            for group in [*self._made]:
-                with suppress(OSError):  # a process has not ended yet
-                    group.rmdir()
-                    self._made.remove(group)
+        deadline = time.monotonic() + ENDING_S
+        for group in self._made:
+            while not _removed(group) and time.monotonic() < deadline:
+                time.sleep(LOOK_S)  # the kernel is still ending a process; nothing reports the end
 
     def give(self, pid: int) -> None:
-        """Give a process and those that it will start a share of their own."""
-        group = (V1 if V1.is_dir() else CGROUPS) / f"{self._stem}-{pid}"
+        """Give the process ``pid`` and all that it will start a share of their own."""
+        version_1 = V1.is_dir()
+        group = (V1 if version_1 else CGROUPS) / f"{self._stem}-{pid}"
         group.mkdir()
         self._made.append(group)
         quota_us = int(self.cores * PERIOD_US)
-        if V1.is_dir():
+        if version_1:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(quota_us))
         else:
             (group / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
         (group / "cgroup.procs").write_text(str(pid))
+
+
+def _removed(group: Path) -> bool:
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()

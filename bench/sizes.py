@@ -77,6 +77,8 @@ class Comparison(NamedTuple):
     run: Callable[[Subject], Coroutine[Any, Any, Facts]]
     tell: Callable[[Report, Runs, argparse.Namespace], dict[str, Any]]
     """Rows and targets; returns the figures."""
+    unable: Callable[[], str] = str
+    """Why this machine cannot run it; empty if it can."""
 
 
 async def disturbed(
@@ -122,6 +124,8 @@ def compare(what: Comparison) -> int:
     heap = "let glibc map each large tensor on its own, so that peaks show no torn heap; slower"
     parser.add_argument("--map-tensors", action="store_true", help=heap)
     args = parser.parse_args()
+    if why := what.unable():
+        parser.error(why)
     if args.quick:
         args.repeats, args.events = 1, 1
     if args.map_tensors:

@@ -261,7 +261,8 @@ def test_only_what_may_give_the_host_a_rank_must_be_readable(hosts, parts, names
     found = agreed(there, [node("n1")], (ASKED,))
 
     assert bool(found.complete) == (not names)
-    waits = f"DrainRequest nvsentinel/d1 waits: {names} cannot be understood: update tmd here"
+    why = f"the status of {names} cannot be read: update tmd here"
+    waits = f"DrainRequest nvsentinel/d1 waits: {why}"
     assert [p.rpartition(",")[0] for p in found.problems] == ([waits] if names else [])
 
 

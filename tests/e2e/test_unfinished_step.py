@@ -182,9 +182,10 @@ async def test_a_standby_that_has_heard_nothing_since_the_last_gradients_goes_on
         await hot(run)
         for point in ("telling", "hold"):
             await run.reached(point)
-        # A slow machine may have it in an earlier step yet.
+        # On a slow machine the standby may still be in an earlier step.
         await run.cluster.until(
-            lambda v: any(w.step == 120 and w.rank is None for w in workers(v)), "it is in the step"
+            lambda v: any(w.step == 120 and w.rank is None for w in workers(v)),
+            "the standby is in step 120",
         )
         await run.kill(FOLLOWED)
         plan = await run.done("trainer")

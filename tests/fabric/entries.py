@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 OLD = TorchVersion(torch.__version__) < "2.12"
-"""Gloo has no ``all_to_all`` of lists, and functional collectives take contiguous tensors only."""
+"""Whether Gloo lacks ``all_to_all`` of lists, and functional collectives take only contiguous
+tensors."""
 Pairs = list[tuple[Any, Any]]
 """Actual and expected outcome of an operation."""
 

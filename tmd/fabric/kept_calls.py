@@ -73,7 +73,7 @@ class MemoryPool:
         self._free.append(memory)
 
     def room(self, size: int) -> Tensor:
-        """MemoryPool of at least ``size`` bytes with any content."""
+        """Memory of at least ``size`` bytes with any content."""
         fitting = [memory for memory in self._free if size <= memory.numel() <= 2 * size]
         if fitting:
             found = min(fitting, key=Tensor.numel)
@@ -138,8 +138,8 @@ class KeptInputs:
         self.call = call
         self._pool = pool
         self.inputs, self._memory = pool.copies(tensors)
-        self._digest = b""
-        """Digest of the outputs, if they are small: a script may change them."""
+        self._digest_of_outputs = b""
+        """Empty if they are large. A script may change small ones."""
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
         for tensor, before in zip(tensors, self.inputs, strict=True):
@@ -153,7 +153,7 @@ class KeptInputs:
 
     def completed(self) -> None:
         if sum(t.nbytes for t in self.call.outputs) <= DIGESTED:
-            self._digest = _digest(self.call.outputs)
+            self._digest_of_outputs = _digest(self.call.outputs)
 
     def repeat_for_others(self, op: Op) -> bool:
         inputs = outputs = [tensor.clone() for tensor in self.inputs]
@@ -167,8 +167,8 @@ class KeptInputs:
 
         Without a digest they are compared with the script's tensors, which it may have changed.
         """
-        if self._digest:
-            return self._digest == _digest(outputs)
+        if self._digest_of_outputs:
+            return self._digest_of_outputs == _digest(outputs)
         pairs = zip(self.call.outputs, outputs, strict=True)
         return all(torch.equal(_bits(mine), _bits(again)) for mine, again in pairs)
 

@@ -21,7 +21,7 @@ from tmd.core.planning.scheduler_drains import (
 )
 from tmd.core.values.model import FINAL, Alert, ClusterView, HostStatus
 from tmd.core.values.printable import printable
-from tmd.core.values.view_checks import ENDED, jobs_by_host
+from tmd.core.values.view_checks import ENDED, jobs_by_host, not_understood
 
 BY = "kubernetes:"
 """Beginning of the requester of a drain that stands for the state of a node."""
@@ -237,7 +237,7 @@ def _stuck(
 def _holds_up(view: ClusterView, host: str) -> str:
     """Why ``host`` does not become free before somebody does something; empty if it may."""
     if unread := _unreadable(view, host):
-        return f"{', '.join(unread)} cannot be understood: update tmd here, or there"
+        return not_understood(unread)
     weak = next((d for d in view.drains if d.host == host and not d.bars), None)
     # One of the operator's own that allows ranks is replaced in this look.
     if weak is not None and not weak.by.startswith(BY):

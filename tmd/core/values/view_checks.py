@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tmd.core.values.model import ClusterView, JobRecord, JobState
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
@@ -49,12 +51,17 @@ def left_alone(record: JobRecord, view: ClusterView) -> str:
     """Why the leader must not decide anything about the job; empty if it may decide."""
     parties = {m.host for m in record.parties}
     if hosts := sorted(parties & set(view.unread)):
-        return f"the reports of {', '.join(hosts)} cannot be read: update tmd here, or there"
+        return not_understood(hosts)
     # A host that cannot read the record would not carry out what the leader decides.
     heard = (view.host(name) for name in sorted(parties))
     if hosts := [h.host for h in heard if h is not None and h.reads < record.v]:
         return f"{', '.join(hosts)} cannot read the record of the job: update tmd there"
     return ""
+
+
+def not_understood(hosts: Iterable[str]) -> str:
+    """The message for ``hosts`` whose status a later version of tmd wrote."""
+    return f"the status of {', '.join(hosts)} cannot be read: update tmd here, or there"
 
 
 def too_new(job: str) -> str:
