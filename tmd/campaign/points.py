@@ -89,6 +89,8 @@ class Injector:
         self._paced: ArmedFault | None = None
         self._broadcasts = (-1, 0)
         """The current step, and the number of its broadcasts so far."""
+        self._mirrored = -1
+        """The step whose frames are sent to the standby."""
 
     def follow(self, session: Session) -> None:
         """Follow rank and step of ``session``, and wrap the points inside the runtime."""
@@ -213,8 +215,11 @@ class Injector:
         match threading.current_thread().name, envelope.frame:
             case "tmd-snapshots", frames.Unit(version=version, number=1):
                 self.reach(f"bringing-{version}")
+            case "tmd-mirror-out", frames.Boundary(step=step):
+                self._mirrored = step
             case "tmd-mirror-out", frames.ControlMessage(channel=name) if name.startswith(SHIFT):
-                self.reach("telling")
+                # This thread may be a step behind the script.
+                self.reach(f"telling-{self._mirrored}")
 
     def _first(self, name: str) -> bool:
         """Whether this process is the first: each fault strikes once in the whole job."""
