@@ -270,6 +270,7 @@ def test_every_figure_of_the_readme_is_measured() -> None:
             figures.Row("", "restart", ("torchrun 10M", "pause_s")),
             figures.Row("", "hot", ("hot 10M", "set_back_s")),
             figures.Row("", "hot", ("repeat 10M", "set_back_s")),
+            figures.Row("", "hot", ("hot 10M", "median_step_s")),
             figures.Row("", "gpu", ("moves", "pause_s")),
             figures.Row("", "gpu", ("kill -9", "downtime_s")),
             figures.Row("", "gpu", ("kill -9", "median_step_s")),
@@ -277,7 +278,7 @@ def test_every_figure_of_the_readme_is_measured() -> None:
     }
 
     assert shown is not None
-    assert len(re.findall(r"-?[\d.]+ s\b", shown[1])) == 12
+    assert len(re.findall(r"-?[\d.]+ s\b", shown[1])) == 13
     assert set(re.findall(r"-?[\d.]+ s\b", shown[1])) - medians == set()
 
 

@@ -9,6 +9,8 @@ from docs.generate.figures import SIZES, Row, facts, of_size, result
 from docs.generate.svg import Bar, Dots, Span, bars, dots, lanes
 
 OURS, OTHERS, COPY = "#2da44e", "#8c959f", "#bf8700"
+SHOWN = (-0.8, 2.0)
+"""Seconds before and after a kill that its picture shows."""
 
 
 def _bar(label: str, row: Row, fill: str) -> Bar:
@@ -67,17 +69,20 @@ def life_of_a_broken_step() -> str:
         "two cores (AMD EPYC), CPU only",
         panels,
         "kill",
-        1.2,
+        SHOWN[1],
     )
 
 
 def _life(way: str) -> list[Span]:
-    runs = result("hot")["runs"][f"{way} 10M"]
+    found = result("hot")
+    # The middle one of a run comes in the middle of a step.
+    kill = found["runs"][f"{way} 10M"][found["settings"]["events"] // 2]
+    earliest, latest = SHOWN
     spans = []
-    for rank, step, counts, began, computed, ended in runs[len(runs) // 2]["life"]:
-        if ended > -0.3 and began < 1.2:
+    for rank, step, counts, began, computed, ended in kill["life"]:
+        if ended > earliest and began < latest:
             fill, pale = (OURS, "#aceebb") if counts else ("#cf222e", "#ffcecb")
-            lane, begin = f"rank {rank}", max(began, -0.3)
+            lane, begin = f"rank {rank}", max(began, earliest)
             spans += [
                 Span(lane, begin, max(computed, begin), fill, str(step)),
                 Span(lane, max(computed, begin), ended, pale),
