@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from tmd.trainer.state.state import Layout, dtype_of, specs, unflatten
 
 UNUSABLE = "!"
 """Prefix of rank 0's answer if it cannot use the folder."""
-NEVER = 1 << 62
+ANY_STEP = 1 << 62
 
 log = logging.getLogger("tmd.trainer")
 
@@ -33,50 +34,83 @@ Gathered = Callable[[str], Sequence[str]]
 """Exchanges a string among all ranks; returns the strings by rank."""
 
 
-def chosen(folder: Path, keep: int, rank: int, gathered: Gathered, *, resume: bool) -> int | None:
-    """The step of the newest undamaged checkpoint, agreed among all ranks.
+def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int | None:
+    """The step of the newest undamaged checkpoint, agreed among all ranks; ``None`` if the folder
+    has no checkpoint.
 
-    Every rank reads every n-th file. A damaged checkpoint is renamed, and the previous one is
+    Each rank reads its share of the files. A damaged checkpoint is renamed, and the previous one is
     checked.
 
     Raises:
-        ConfigError: the folder cannot be used, or not all ranks see the same one.
+        ConfigError: the folder cannot be used, has only damaged checkpoints, or is not the same
+            for all ranks.
     """
-    told = gathered(_looked_into(folder, keep) if rank == 0 else "")[0]
-    if told.startswith(UNUSABLE):
-        raise ConfigError(f"checkpoints: {told.removeprefix(UNUSABLE)}")
-    steps = [int(word) for word in told.split()]
+    listed = gathered(_listed(folder, resume) if rank == 0 else "")[0]
+    if listed.startswith(UNUSABLE):
+        raise ConfigError(f"checkpoints: {listed.removeprefix(UNUSABLE)}")
+    steps = [int(word) for word in listed.split()]
     if steps and not resume:
         raise ConfigError(
             f"checkpoints: {folder} has checkpoints of an earlier run, up to step {steps[0]}: give "
             "another folder, or resume from them (resume=True)"
         )
+    failure = ""
     for step in steps:
-        size = len(gathered(""))
-        found = gathered(flaw(folder, step, rank, size))
+        answers = gathered(failure)
+        if failure := answers[0]:
+            raise ConfigError(f"checkpoints: {failure}")
+        found = gathered(flaw(folder, step, rank, len(answers)))
         if ABSENT in found:
             raise ConfigError(f"checkpoints: {folder} is not the same folder for all ranks")
         if not any(found):
             return step
         why = "; ".join(dict.fromkeys(filter(None, found)))
         log.error("checkpoint %s is refused: %s", folder / name_of(step), why)
-        if rank == 0:
-            os.replace(folder / name_of(step), folder / (name_of(step) + REFUSED))
+        failure = _put_aside(folder / name_of(step)) if rank == 0 else ""
+    if steps:
+        raise ConfigError(f"checkpoints: {_only_damaged(folder)}")
     return None
 
 
-def _looked_into(folder: Path, keep: int) -> str:
-    """Rank 0: steps of existing checkpoints; removes incomplete ones."""
+def _listed(folder: Path, resume: bool) -> str:
+    """Rank 0: the steps of complete checkpoints. Removes incomplete ones, but nothing of a folder
+    that the job may not use. Complete ones beyond the number to keep go with the next checkpoint.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        prune(folder, keep, partial_before=NEVER)
-        return " ".join(map(str, complete(os.listdir(folder))))
+        names = os.listdir(folder)
+        steps = complete(names)
+        if resume and not steps and any(name.endswith(REFUSED) for name in names):
+            return f"{UNUSABLE}{_only_damaged(folder)}"
+        if resume or not steps:
+            prune(folder, len(steps), partial_before=ANY_STEP)
+        return " ".join(map(str, steps))
     except OSError as error:
         return f"{UNUSABLE}{in_words(error)}"
 
 
+def _only_damaged(folder: Path) -> str:
+    return (
+        f"all checkpoints in {folder} are damaged (their names end in {REFUSED}): give another "
+        "folder to start from scratch, or remove them"
+    )
+
+
+def _put_aside(place: Path) -> str:
+    """Rename a damaged checkpoint. Returns why it cannot be renamed, or an empty string."""
+    refused = place.with_name(place.name + REFUSED)
+    try:
+        if refused.exists():
+            shutil.rmtree(refused)  # of an earlier run that came to the same step
+        place.rename(refused)
+    except OSError as error:
+        return f"cannot rename the damaged {place}: {in_words(error)}"
+    return ""
+
+
 def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) -> None:
-    """Check that ranks claim every entry of a checkpoint if the job is divided differently.
+    """Check that some rank claims every entry of a checkpoint. With the same number of ranks, an
+    unclaimed entry that is no private state is only logged.
 
     Raises:
         StateMismatch: an entry is unclaimed, or its owner is ambiguous.
@@ -89,7 +123,8 @@ def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) 
     some = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}"
     if reading.seal.size != size or any(PRIVATE.match(name) for name in left):
         raise StateMismatch(
-            f"{reading.path} has {some}, which no rank registers: resume with its model"
+            f"{reading.path} has {some}, which no rank registers: resume with the model that "
+            "wrote it"
         )
     log.warning("%s has %s, which no rank registers: ignored", reading.path, some)
 
@@ -97,8 +132,8 @@ def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) 
 def restore(
     reading: CheckpointReader, names: Names, place: Placing, rank: int, size: int, seed: int
 ) -> None:
-    """Restore ``rank``. With another number of ranks than the checkpoint's, or other names, tensors
-    are found by name, and unnamed values are those of rank 0.
+    """Restore ``rank``. If the number of ranks or the names differ from those of the checkpoint,
+    tensors are looked up by name, and all other values are taken from rank 0.
 
     Raises:
         StateMismatch: the checkpoint is of another model, or cannot be divided differently.
@@ -127,7 +162,9 @@ def restore(
     try:
         names.units.place_rest(*rest, buffers=like_first)
     except (LookupError, ValueError) as error:
-        raise StateMismatch(f"{reading.path} is of a job with another model") from error
+        raise StateMismatch(
+            f"{reading.path} was written by a job with a different model"
+        ) from error
     if same and own["seed"] != seed:
         log.warning(
             "random numbers differ from those of the previous run, which had seed %d, not %d: call "
@@ -139,7 +176,7 @@ def restore(
 def _kept(
     reading: CheckpointReader, names: Names, number: int, param: Name, said: dict[str, Any]
 ) -> tuple[dict[Name, Tensor], dict[str, Any]]:
-    """Tensors that receive the optimizer state of a unit, and that whole state."""
+    """Tensors that receive the optimizer state of a unit, and the whole state with them in it."""
     name, units = names.names(number)[0], names.units
     if name not in said:
         return {}, {}

@@ -60,8 +60,8 @@ class Saving:
             ConfigError: the folder cannot be used.
             StateMismatch: it cannot be divided among the current ranks.
         """
-        folder, keep = self._order.folder, self._order.keep
-        step = chosen(folder, keep, rank, gathered, resume=resume)
+        folder = self._order.folder
+        step = chosen(folder, rank, gathered, resume=resume)
         if step is not None:
             self._before = opened(folder, step)
             own = json.encode(self._named().claims(rank)).decode()

@@ -1,0 +1,75 @@
+"""Which checkpoint a job resumes from, and what its choice leaves in the folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tmd.core.values.checkpoints import PARTIAL, REFUSED, name_of
+from tmd.core.values.errors import ConfigError
+from tmd.trainer.checkpoints.resuming import chosen
+
+
+def alone(answer: str) -> Sequence[str]:
+    """Exchanges a string among the only rank."""
+    return [answer]
+
+
+def damaged(folder: Path, *steps: int) -> None:
+    """Checkpoints without any file."""
+    for step in steps:
+        (folder / name_of(step)).mkdir()
+
+
+def test_a_refused_start_removes_nothing(tmp_path: Path) -> None:
+    damaged(tmp_path, 10, 20, 30)
+    (tmp_path / (name_of(40) + PARTIAL)).mkdir()
+    before = sorted(os.listdir(tmp_path))
+
+    with pytest.raises(ConfigError, match="earlier run, up to step 30"):
+        chosen(tmp_path, 0, alone, resume=False)
+
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_job_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_path: Path) -> None:
+    """Neither at the first attempt, which renames them, nor when it is started again."""
+    damaged(tmp_path, 10, 20)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"all checkpoints in .* are damaged"):
+            chosen(tmp_path, 0, alone, resume=True)
+        assert sorted(os.listdir(tmp_path)) == [name_of(10) + REFUSED, name_of(20) + REFUSED]
+
+    assert chosen(tmp_path, 0, alone, resume=False) is None
+
+
+def test_a_step_can_be_damaged_again_in_a_later_run(tmp_path: Path) -> None:
+    damaged(tmp_path, 20)
+    (tmp_path / (name_of(20) + REFUSED)).mkdir()
+    (tmp_path / (name_of(20) + REFUSED) / "part-0").touch()
+
+    with pytest.raises(ConfigError, match="are damaged"):
+        chosen(tmp_path, 0, alone, resume=True)
+
+    assert os.listdir(tmp_path) == [name_of(20) + REFUSED]
+    assert not os.listdir(tmp_path / (name_of(20) + REFUSED))
+
+
+def test_all_ranks_hear_that_a_damaged_checkpoint_cannot_be_renamed(tmp_path: Path) -> None:
+    damaged(tmp_path, 10, 20)
+    (tmp_path / (name_of(20) + REFUSED)).touch()
+    answers: list[str] = []
+
+    def first(answer: str) -> Sequence[str]:
+        answers.append(answer)
+        return [answer, ""]
+
+    with pytest.raises(ConfigError, match="cannot rename the damaged"):
+        chosen(tmp_path, 0, first, resume=True)
+
+    said = iter(answers)
+    with pytest.raises(ConfigError, match="cannot rename the damaged"):
+        chosen(tmp_path, 1, lambda _: [next(said), ""], resume=True)
