@@ -108,7 +108,7 @@ def test_a_unique_state_without_a_snapshot_halts():
     seen = found(scene)
 
     assert (seen.outlook, seen.snapshot) == (LossOutlook.HALTS, None)
-    assert "the state of ranks 0-1 exists once" in seen.sentence
+    assert "the state of ranks 0-1 exists only once" in seen.sentence
 
 
 def test_a_snapshot_says_what_a_loss_repeats():

@@ -27,10 +27,10 @@ class LossOutlook(StrEnum):
 
     SURVIVES = "survives"  # a rehearsed standby takes any rank, and its state is there
     LIKELY = "likely"  # some rank depends on a standby that has not rehearsed it
-    HALTS = "halts"  # the job would wait for an operator or a standby, or lose a state
+    HALTS = "halts"  # the job would wait for an operator or a standby, or state would be lost
     MOVING = "moving"  # a plan is under way: the answer follows when it ends
-    UNKNOWN = "unknown"  # a host is not understood
-    ENDED = "ended"  # no rank is replaced any more
+    UNKNOWN = "unknown"  # a host or its heartbeat cannot be read
+    ENDED = "ended"  # ranks are no longer replaced
 
 
 class SnapshotAge(Struct, frozen=True):
@@ -91,7 +91,7 @@ def _outlook(
     snapshot: SnapshotAge | None,
 ) -> tuple[LossOutlook, str]:
     if record.state is not JobState.RUNNING:
-        return LossOutlook.ENDED, f"the job is {record.state.value}: no rank is replaced any more"
+        return LossOutlook.ENDED, f"the job is {record.state.value}: ranks are no longer replaced"
     if why := left_alone(record, view):
         return LossOutlook.UNKNOWN, f"nothing is decided about the job: {why}"
     plan = record.plan
@@ -106,10 +106,10 @@ def _outlook(
         return LossOutlook.HALTS, gap.sentence
     silent = sorted({m.host for m in record.membership.members if m.worker not in known})
     if silent:
-        return LossOutlook.UNKNOWN, f"no heartbeat tells of the ranks on {', '.join(silent)}"
+        return LossOutlook.UNKNOWN, f"no recent heartbeat reports the ranks on {', '.join(silent)}"
     if unique and snapshot is None:
-        exists = f"the state of {_ranks(unique)} exists once and no snapshot of it is complete"
-        return LossOutlook.HALTS, f"{exists}: a loss costs the steps since the last checkpoint"
+        once = f"the state of {_ranks(unique)} exists only once, and no snapshot of it is complete"
+        return LossOutlook.HALTS, f"{once}: a loss costs the steps since the last checkpoint"
     if gap is not None:
         return LossOutlook.LIKELY, f"{gap.sentence}, but other ranks would compute for it"
     untried = _untried(view, record) if ready.rehearsed else ()
@@ -143,7 +143,7 @@ def _with_standbys(
 
 
 def _untried(view: ClusterView, record: JobRecord) -> tuple[int, ...]:
-    """Ranks that no fit standby has rehearsed; of those with one role, the first."""
+    """Ranks that no fit standby has rehearsed: the first one of each role."""
     facts = PlanFacts(view, record.job)
     spare = [m for m in candidates(view, record, facts) if m.worker in facts.status]
     # A job may have thousands of ranks and few roles; the answer is the same for a whole role.
@@ -186,7 +186,7 @@ def _unique(record: JobRecord, known: Statuses, hot: Container[int]) -> tuple[in
 
 
 def _snapshot(view: ClusterView, record: JobRecord, known: Statuses) -> SnapshotAge | None:
-    # A rank takes its own copy first, which goes with it.
+    # A rank's own copy is lost with the rank, so only steps with a second copy count.
     step = newest_whole(record.world_size, (w.kept for w in known.values()), copies=2)
     if step is None:
         return None

@@ -15,7 +15,7 @@ from tmd.daemon.web.parts import Parts
 
 
 class Latest:
-    """Reads Redis only while a stream asks, and again half of ``look_s`` after it has answered."""
+    """Reads Redis only when a stream asks, and at most once in half of ``look_s``."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -44,16 +44,16 @@ class Latest:
         """What ``tmd status --json`` prints."""
         read = await self.view()
         if self._state_at != self._read_at:
-            self._state_at = self._read_at
             self._state = msgspec.json.encode(described(*read))
+            self._state_at = self._read_at
         return self._state
 
     async def rows(self) -> Rows:
-        """The rows of the page, built once for all of them; takes a sample of each job."""
+        """The rows of the page, built once a read. Adds a sample of each job to the history."""
         view, leader = await self.view()
         if self._rows_at != self._read_at:
             local = self._parts.local()
-            self._rows_at = self._read_at
             self._rows = rows_of(view, leader, local.cluster, local.status.host)
             self._parts.history.take(view, time.time())
+            self._rows_at = self._read_at
         return self._rows

@@ -3,11 +3,11 @@
 The operations of the step wait (:mod:`tmd.fabric.unfinished_step`), and with them, sooner or later,
 the main thread. Meanwhile this thread does what the main thread does at the boundary after a broken
 step: it reports the halt, is ready for the resume step, and enters the new epoch. There all members
-agree on the operation from which each group goes on. Wherever that is not possible it gives up: the
-operations end without a result, and the main thread repeats the step.
+agree on the operation from which each group goes on. Wherever that is not possible the thread gives
+up: the operations end without a result, and the main thread repeats the step.
 
-Hazard: everything that is called here is otherwise called by the main thread. It is called only
-while the step is suspended, when the main thread is in the script or waits for that to end.
+Hazard: everything that is called here is otherwise called by the main thread. The thread calls it
+only while the step is suspended, when the main thread is in the script or waits for that to end.
 """
 
 from __future__ import annotations
@@ -62,19 +62,20 @@ class Continuation:
         self._fabric = context.fabric
         self._closed = False
         self._followed = False
-        """Whether a standby follows a rank, as of the last vote."""
+        """Whether a standby follows any rank, as of the last vote."""
         self._fabric.step.on_break = self._suspended
 
     # --- main thread ---------------------------------------------------------------------------
 
     @property
     def share(self) -> int:
-        """What this rank adds to a vote: all keep inputs while a standby follows any rank."""
+        """-1 if a standby follows this rank, else 0. A vote returns the least of all ranks; while
+        that is -1, they keep their inputs."""
         return -int(self._able and self._sources.follows)
 
     @property
     def _able(self) -> bool:
-        """Whether the steps of this job can be finished at all."""
+        """Whether a broken step of this job can ever be finished instead of repeated."""
         if not self._context.limits.finish_steps or self._context.units.divided:
             return False
         if self._fabric.passes.shrunk:
@@ -135,10 +136,10 @@ class Continuation:
         self._fabric.step.give_up()
 
     def goes_on(self) -> bool:
-        """Try to take the step up in a new epoch; returns whether all its members do.
+        """Try to continue the step in a new epoch; returns whether all its members do.
 
         Called by this thread while the step is suspended, and by the main thread after a vote that
-        broke and that no rank is known to have won.
+        broke and after which no rank is known to have committed.
         """
         try:
             if not self._fabric.step.can_go_on:
@@ -162,7 +163,7 @@ class Continuation:
                 return None
             self._halt()
         step, directive = self._reporter.status.step, self._decision()
-        if not (isinstance(directive, Sync) and _continues(directive, step)):
+        if self._closed or not (isinstance(directive, Sync) and _continues(directive, step)):
             return None
         began = time.monotonic()
         self._snapshots.only(directive.whole)
@@ -197,18 +198,21 @@ class Continuation:
         directive = self._agent.wait_a_while(
             lambda d: d != following.directive and not isinstance(d, HoldState), LONGEST_S
         )
-        if not (isinstance(directive, Sync) and _continues(directive, following.step)):
+        if self._closed or not isinstance(directive, Sync):
+            return None
+        if not _continues(directive, following.step):
             return None
         began = time.monotonic()
-        if not self._is_compared(directive, following):
+        if not self._compares(directive, following):
             return None
         self._driver.take_place()
         self._reporter.update(shadow=None, rank=directive.rank, step=following.step, now=False)
         self._recovery.synced(directive, time.monotonic() - began)
         return directive
 
-    def _is_compared(self, directive: Sync, following: ShadowSession) -> bool:
-        """Whether a replica compares its state with this one, before the step's vote."""
+    def _compares(self, directive: Sync, following: ShadowSession) -> bool:
+        """Let the source compare its state with this one before the vote. Returns whether that has
+        begun, or no other worker has the state."""
         worker = self._reporter.status.worker
         move = next(m for m in directive.moves if m.rank == directive.rank)
         if move.joiner is None or move.joiner.worker != worker:
@@ -247,6 +251,6 @@ class Continuation:
 
 
 def _continues(directive: Sync, step: int) -> bool:
-    """Whether ``directive`` lets ``step``, in which this worker is, go on. In the first step of a
-    job some scripts are built anew instead."""
-    return directive.continues and directive.resume == step > 0 and not directive.back
+    """Whether ``directive`` lets this worker finish ``step``, which it is in. The first step of a
+    job is repeated, since scripts may build their model anew in it."""
+    return directive.continues and directive.resume == step and step > 0 and not directive.back

@@ -38,9 +38,9 @@ class WorkerParts(NamedTuple):
     continuation: Continuation
 
     def act(self, activity: Activity) -> Obstacle | None:
-        """Between two steps, in any activity but TRAINING: do its work or wait for its end.
+        """Between two steps: do the work of an activity other than TRAINING, or wait until it ends.
 
-        Returns an obstacle, if any; the activity stays until it is removed.
+        Returns an obstacle, if any; the activity does not change until the obstacle is removed.
 
         Raises:
             SystemExit: this worker is no longer needed.
@@ -67,7 +67,7 @@ class WorkerParts(NamedTuple):
     def close(self) -> None:
         """Stop all threads, since none may be inside torch when the process ends."""
         self.continuation.close()
-        # First those that wait for verdicts, which in turn wait for digests.
+        # Digests end before the verdicts that wait for them.
         self.context.state.early.close()
         self.context.verification.close()
         self.mirrors.close()
@@ -88,7 +88,7 @@ def assemble(
     """The parts of a worker. ``snapshots``: steps between two of them, 0 for none.
 
     ``alone``: this worker holds no rank yet and does not connect to others. ``halt`` reports that
-    the step of its rank broke.
+    the step of this worker's rank broke.
 
     Raises:
         RuntimeError: a rank was lost.
@@ -96,12 +96,12 @@ def assemble(
     fit, fabric = context.fit, context.fabric
     if context.units.divided and not fit.roles.several and fabric.rank == 0:
         log.warning(
-            "a ZeroRedundancyOptimizer keeps another part on each rank: build model and optimizer "
-            "in session.build(function), or a standby can only assume the last rank, for which it "
-            "is built"
+            "a ZeroRedundancyOptimizer keeps a different part on each rank: build model and "
+            "optimizer in session.build(function). Otherwise a standby can take only the last "
+            "rank, for which it is built"
         )
     if not alone:
-        # Before any server thread starts, since it sends groups and roles to peers.
+        # Before any server thread starts, since those send groups and roles to peers.
         fit.introduce(alike)
     copies = Snapshots(context, snapshots, reporter.report_snapshots)
     migration = RankMigration(reporter, agent, context, copies)
