@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeGuard
 
 from tmd.core.planning.directives import Directive, Hold, HoldState, Resume, Sync, Train
 from tmd.core.values.model import Activity
@@ -69,8 +70,8 @@ class Continuation:
 
     @property
     def share(self) -> int:
-        """-1 if a standby follows this rank, else 0. A vote returns the least of all ranks; while
-        that is -1, they keep their inputs."""
+        """-1 if a standby follows this rank and a broken step can be finished, else 0. A vote
+        returns the least of all ranks. If that is -1, all ranks keep their inputs."""
         return -int(self._able and self._sources.follows)
 
     @property
@@ -163,7 +164,7 @@ class Continuation:
                 return None
             self._halt()
         step, directive = self._reporter.status.step, self._decision()
-        if self._closed or not (isinstance(directive, Sync) and _continues(directive, step)):
+        if not self._may_finish(directive, step):
             return None
         began = time.monotonic()
         self._snapshots.only(directive.whole)
@@ -198,9 +199,7 @@ class Continuation:
         directive = self._agent.wait_a_while(
             lambda d: d != following.directive and not isinstance(d, HoldState), LONGEST_S
         )
-        if self._closed or not isinstance(directive, Sync):
-            return None
-        if not _continues(directive, following.step):
+        if not self._may_finish(directive, following.step):
             return None
         began = time.monotonic()
         if not self._compares(directive, following):
@@ -231,6 +230,17 @@ class Continuation:
 
     # --- both ----------------------------------------------------------------------------------
 
+    def _may_finish(self, directive: Directive | None, step: int) -> TypeGuard[Sync]:
+        """Whether ``directive`` lets this worker finish ``step``, which it is in. The first step of
+        a job is never finished: some scripts build their model anew after a loss in it."""
+        return (
+            not self._closed
+            and isinstance(directive, Sync)
+            and directive.continues
+            and directive.resume == step > 0
+            and not directive.back
+        )
+
     def _enters(self, synced: Sync) -> bool:
         """Enter the new epoch; returns whether all its members go on with the step."""
         match self._reporter.next_response_within(LONGEST_S, under=synced):
@@ -248,9 +258,3 @@ class Continuation:
             return False
         fabric.step.go_back(again)
         return True
-
-
-def _continues(directive: Sync, step: int) -> bool:
-    """Whether ``directive`` lets this worker finish ``step``, which it is in. The first step of a
-    job is repeated, since scripts may build their model anew in it."""
-    return directive.continues and directive.resume == step and step > 0 and not directive.back
