@@ -58,6 +58,14 @@ def test_a_step_can_be_damaged_again_in_a_later_run(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path / (name_of(20) + REFUSED))
 
 
+def test_a_last_checkpoint_that_cannot_be_renamed_is_named(tmp_path: Path) -> None:
+    damaged(tmp_path, 20)
+    (tmp_path / (name_of(20) + REFUSED)).touch()
+
+    with pytest.raises(ConfigError, match=r"cannot rename the damaged .*20"):
+        chosen(tmp_path, 0, alone, resume=True)
+
+
 def test_all_ranks_hear_that_a_damaged_checkpoint_cannot_be_renamed(tmp_path: Path) -> None:
     damaged(tmp_path, 10, 20)
     (tmp_path / (name_of(20) + REFUSED)).touch()

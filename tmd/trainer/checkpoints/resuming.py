@@ -49,11 +49,6 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
     if listed.startswith(UNUSABLE):
         raise ConfigError(f"checkpoints: {listed.removeprefix(UNUSABLE)}")
     steps = [int(word) for word in listed.split()]
-    if steps and not resume:
-        raise ConfigError(
-            f"checkpoints: {folder} has checkpoints of an earlier run, up to step {steps[0]}: give "
-            "another folder, or resume from them (resume=True)"
-        )
     failure = ""
     for step in steps:
         answers = gathered(failure)
@@ -68,22 +63,28 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
         log.error("checkpoint %s is refused: %s", folder / name_of(step), why)
         failure = _put_aside(folder / name_of(step)) if rank == 0 else ""
     if steps:
-        raise ConfigError(f"checkpoints: {_only_damaged(folder)}")
+        raise ConfigError(f"checkpoints: {failure or _only_damaged(folder)}")
     return None
 
 
 def _listed(folder: Path, resume: bool) -> str:
-    """Rank 0: the steps of complete checkpoints. Removes incomplete ones, but nothing of a folder
-    that the job may not use. Complete ones beyond the number to keep go with the next checkpoint.
+    """Rank 0: the steps of complete checkpoints, newest first, or why the folder cannot be used.
+
+    Removes incomplete checkpoints from a folder that can be used. The next checkpoint removes those
+    beyond the number to keep.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = os.listdir(folder)
         steps = complete(names)
+        if steps and not resume:
+            return (
+                f"{UNUSABLE}{folder} has checkpoints of an earlier run, up to step {steps[0]}: "
+                "give another folder, or resume from them (resume=True)"
+            )
         if resume and not steps and any(name.endswith(REFUSED) for name in names):
             return f"{UNUSABLE}{_only_damaged(folder)}"
-        if resume or not steps:
-            prune(folder, len(steps), partial_before=ANY_STEP)
+        prune(folder, len(steps), partial_before=ANY_STEP)
         return " ".join(map(str, steps))
     except OSError as error:
         return f"{UNUSABLE}{in_words(error)}"
@@ -109,8 +110,8 @@ def _put_aside(place: Path) -> str:
 
 
 def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) -> None:
-    """Check that some rank claims every entry of a checkpoint. With the same number of ranks, an
-    unclaimed entry that is no private state is only logged.
+    """Check that some rank claims every entry of a checkpoint. If the number of ranks is the same,
+    an unclaimed tensor is only logged.
 
     Raises:
         StateMismatch: an entry is unclaimed, or its owner is ambiguous.
@@ -176,7 +177,8 @@ def restore(
 def _kept(
     reading: CheckpointReader, names: Names, number: int, param: Name, said: dict[str, Any]
 ) -> tuple[dict[Name, Tensor], dict[str, Any]]:
-    """Tensors that receive the optimizer state of a unit, and the whole state with them in it."""
+    """Tensors that receive the optimizer state of a unit, and the complete state, which contains
+    them."""
     name, units = names.names(number)[0], names.units
     if name not in said:
         return {}, {}
