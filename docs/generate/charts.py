@@ -75,7 +75,7 @@ def life_of_a_broken_step() -> str:
 
 def _life(way: str) -> list[Span]:
     found = result("hot")
-    # The middle one of a run comes in the middle of a step.
+    # The kills of a run come later and later in a step: this is the middle one.
     kill = found["runs"][f"{way} 10M"][found["settings"]["events"] // 2]
     earliest, latest = SHOWN
     spans = []
