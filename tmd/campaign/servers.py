@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -175,9 +174,8 @@ def server_binary() -> str:
     Raises:
         ConfigError: none is installed.
     """
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return found
+    if found := embedded.find_binary():
+        return found
     raise ConfigError(
         "there is no server that can be a Sentinel: install redis-server or valkey-server"
     )
