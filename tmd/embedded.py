@@ -28,6 +28,8 @@ from tmd.daemon import lua
 from tmd.extras import install
 
 START_S = 10.0
+LONGEST_PATH = 107
+"""Bytes of a Unix socket's path on Linux, less the final zero."""
 REMEDY = f"install redis-server or valkey-server, or run: {install('embedded')}"
 
 
@@ -49,8 +51,10 @@ def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[
     server to run; the default is that of :func:`find_binary`.
 
     Raises:
-        ConfigError: no suitable server is installed.
+        ConfigError: no suitable server is installed, or the path of the folder is too long for a
+            Unix socket.
         TmdError: it did not start.
+        OSError: ``binary`` cannot be run.
     """
     binary = binary or find_binary()
     if binary is None:
@@ -67,7 +71,7 @@ def check() -> None:
     """Check that there is a server for :func:`redis`.
 
     Raises:
-        ConfigError: it does not; the message names the missing parts and the remedy.
+        ConfigError: there is none; the message names the missing parts and the remedy.
     """
     if find_binary() is None:
         with fake():
@@ -95,6 +99,8 @@ def packaged_valkey() -> str | None:
 @contextlib.contextmanager
 def _process(binary: str, folder: Path) -> Iterator[EmbeddedRedis]:
     path = folder / "redis.sock"
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ConfigError(f"{path} is too long for a Unix socket: set TMPDIR to a shorter path")
     log = folder / "redis.log"
     arguments = ["--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700"]
     arguments += ["--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", str(folder)]
@@ -132,8 +138,9 @@ def _await_answer(server: subprocess.Popen[bytes], path: Path, log: Path) -> Non
                 if probe.recv(16).startswith(b"+PONG"):
                     return
         time.sleep(0.01)
-    last = log.read_text(errors="replace").strip().splitlines()[-1:]
-    raise TmdError(f"the private Redis did not start: {' '.join(last) or 'no answer'} (see {log})")
+    # The log may be in a temporary folder, which ends with this error.
+    last = log.read_text(errors="replace").strip().splitlines()[-3:]
+    raise TmdError(f"the private Redis did not start: {'; '.join(last) or 'no answer'}")
 
 
 def _describe(binary: str) -> str:

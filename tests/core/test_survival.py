@@ -56,7 +56,7 @@ def test_a_job_with_a_rehearsed_standby_survives():
 
     assert (seen.outlook, seen.rehearsed) == (LossOutlook.SURVIVES, 1)
     assert seen.sentence == (
-        "1 rehearsed standby could take a rank; the state comes from a replica"
+        "1 rehearsed standby could take a rank; another worker has the state of every rank"
     )
 
 

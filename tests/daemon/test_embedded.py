@@ -72,6 +72,28 @@ def test_a_server_that_does_not_start_is_a_clear_error(tmp_path):
         pass
 
 
+def test_what_a_server_said_at_last_is_in_the_error(tmp_path):
+    """Its log is in a folder that no longer exists."""
+    server = tmp_path / "server"
+    server.write_text("#!/bin/sh\necho cannot lock; echo giving up; exit 1\n")
+    server.chmod(0o755)
+    with (
+        pytest.raises(TmdError, match="cannot lock; giving up"),
+        embedded.redis(binary=str(server)),
+    ):
+        pass
+
+
+def test_a_folder_that_is_too_deep_for_a_socket_is_named(tmp_path):
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    with (
+        pytest.raises(ConfigError, match=r"d/redis\.sock is too long .* set TMPDIR"),
+        embedded.redis(deep, binary="/bin/false"),
+    ):
+        pass
+
+
 def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatch):
     """The error comes at once and names what is missing."""
     pytest.importorskip(

@@ -53,10 +53,10 @@ class Rank:
             took = busy * self.random.lognormvariate(0.0, 0.03)
             self.pacing.begin()
             self.timer.step(took, step_s - took)
-            shares = self.pacing.shares(self.status)
+            shares = self.pacing.ballot(self.status)
             self.report_sizes.append(len(shares))
             _, told = agree(self.fabric, self.status.step, 0, STEPPING, shares)
-            self.pacing.heard(self.status, told)
+            self.pacing.voted(self.status, told)
             pace = self.pacing.took(step_s)
             self.status = structs.replace(self.status, step=self.status.step + 1)
         return pace
@@ -142,8 +142,8 @@ def test_a_shadow_reports_no_pace_from_its_ranks_vote():
     pacing = Pacing(FakeTimer())  # type: ignore[arg-type]
     status = worker_status("h/job/0.a", activity=Activity.IN_STEP)
     status = structs.replace(status, world_size=RANKS, step=BLOCK - 1, replicas=())
-    shares = pacing.shares(status)
-    pacing.heard(status, (400_000, 400_000, 400_000))
+    shares = pacing.ballot(status)
+    pacing.voted(status, (400_000, 400_000, 400_000))
 
     assert shares == (UNKNOWN,) * RANKS
     assert pacing.took(0.5) is None

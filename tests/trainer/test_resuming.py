@@ -46,6 +46,25 @@ def test_a_job_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_pat
     assert chosen(tmp_path, 0, alone, resume=False) is None
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job does not start, and nothing is renamed."""
+
+    def forbidden(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    damaged(tmp_path, 10, 20)
+    # Root may read every file.
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(
+        ConfigError, match=f"Permission denied: .*{name_of(20)}.*: let the user of this job"
+    ):
+        chosen(tmp_path, 0, alone, resume=True)
+
+    assert sorted(os.listdir(tmp_path)) == [name_of(10), name_of(20)]
+
+
 def test_a_step_can_be_damaged_again_in_a_later_run(tmp_path: Path) -> None:
     damaged(tmp_path, 20)
     (tmp_path / (name_of(20) + REFUSED)).mkdir()

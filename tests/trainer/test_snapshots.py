@@ -61,8 +61,8 @@ class Rank(Facts):
 
     def settled(self) -> int:
         """The final stage of the snapshot."""
-        self.until(lambda: self.snapshots.share != WriterStage.GOING)
-        return self.snapshots.share
+        self.until(lambda: self.snapshots.ballot != WriterStage.GOING)
+        return self.snapshots.ballot
 
     def apply(self) -> None:
         """The rest of a committed step."""
@@ -109,7 +109,7 @@ def train(made: Sequence[Rank], steps: int) -> list[int]:
         least = min(rank.settled() for rank in made)
         heard.append(least)
         for rank in made:
-            rank.snapshots.heard(least)
+            rank.snapshots.voted(least)
             rank.apply()
     return heard
 
@@ -185,9 +185,9 @@ def test_a_rank_that_begins_a_step_late_takes_none_that_the_others_lack() -> Non
             rank.fabric.enter(later, number)
         late.snapshots.skip(late.step)
         late.snapshots.at_boundary(late.step)
-        assert late.snapshots.share == within.snapshots.share == WriterStage.DONE
+        assert late.snapshots.ballot == within.snapshots.ballot == WriterStage.DONE
         for rank in made:
-            rank.snapshots.heard(WriterStage.DONE)
+            rank.snapshots.voted(WriterStage.DONE)
             rank.apply()
         assert Kept(0, 2) in within.kept
         assert Kept(1, 2) in late.kept
@@ -206,7 +206,7 @@ def test_a_step_that_ends_too_soon_takes_no_snapshot() -> None:
             made[0].window._version = None
         least = min(rank.settled() for rank in made)
         for rank in made:
-            rank.snapshots.heard(least)
+            rank.snapshots.voted(least)
 
         assert least == WriterStage.FAILED
         assert all({k.step for k in rank.kept} == {0} for rank in made)
@@ -316,7 +316,7 @@ def test_an_unverified_state_is_not_stored() -> None:
             rank.snapshots.at_boundary(0)
         stages = [rank.settled() for rank in made]
         for rank in made:
-            rank.snapshots.heard(min(stages))
+            rank.snapshots.voted(min(stages))
             rank.apply()
         kept = one.kept, other.kept
         joiner.drop()

@@ -110,7 +110,9 @@ def worker(
         fabric.sandbox(Neutral(), size - 1, size)
         context = context_of((script or Script(1)).registry(), fabric, several=several)
         alike, halt = all_alike(size), lambda: None
-        parts = assemble(reporter, agent, context, snapshots=0, alike=alike, alone=True, halt=halt)
+        parts = assemble(
+            reporter, agent, context, snapshot_every=0, alike=alike, alone=True, halt=halt
+        )
         try:
             yield Worker(daemon, agent, fabric, reporter, context, parts)
         finally:

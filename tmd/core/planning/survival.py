@@ -109,7 +109,10 @@ def _outlook(
         return LossOutlook.UNKNOWN, f"no recent heartbeat reports the ranks on {', '.join(silent)}"
     if unique and snapshot is None:
         once = f"the state of {_ranks(unique)} exists only once, and no snapshot of it is complete"
-        return LossOutlook.HALTS, f"{once}: a loss costs the steps since the last checkpoint"
+        return (
+            LossOutlook.HALTS,
+            f"{once}: a loss takes the job back to its last checkpoint, or to its start",
+        )
     if gap is not None:
         return LossOutlook.LIKELY, f"{gap.sentence}, but other ranks would compute for it"
     untried = _untried(view, record) if ready.rehearsed else ()
@@ -126,7 +129,7 @@ def _goes_on_smaller(view: ClusterView, record: JobRecord, known: Statuses) -> b
 def _with_standbys(
     ready: Readiness, untried: tuple[int, ...], unique: tuple[int, ...], age: SnapshotAge | None
 ) -> tuple[LossOutlook, str]:
-    repeats = "the state comes from a replica"
+    repeats = "another worker has the state of every rank"
     if unique and age is not None:
         steps = _number(age.behind, "step")
         repeats = f"a loss among {_ranks(unique)} repeats {steps}, {age.seconds:.1f} s"

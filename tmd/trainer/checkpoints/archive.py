@@ -183,7 +183,11 @@ def _is_tensor(metadata: Metadata, fqn: str) -> bool:
 
 def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
     """Why a checkpoint is damaged, or empty; reads only every ``shares``-th file, from number
-    ``share`` on."""
+    ``share`` on.
+
+    Raises:
+        PermissionError: this process may not read a file, which may be whole.
+    """
     place = folder / name_of(step)
     if not place.exists():
         return ABSENT
@@ -195,6 +199,8 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
                 return f"{name} is missing"
             if _digest(place / name) != seal.files[name]:
                 return f"{name} differs from what was written"
+    except PermissionError:
+        raise
     except (OSError, MsgspecError) as error:
         return f"{name} cannot be read: {in_words(error)}"
     return ""

@@ -25,7 +25,7 @@ from tmd.trainer.checkpoints.staging import layout_of, private_path
 from tmd.trainer.state.state import Layout, dtype_of, specs, unflatten
 
 UNUSABLE = "!"
-"""Prefix of rank 0's answer if it cannot use the folder."""
+"""Prefix of a rank's answer if it cannot use the folder."""
 ANY_STEP = 1 << 62
 
 log = logging.getLogger("tmd.trainer")
@@ -54,9 +54,11 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
         answers = gathered(failure)
         if failure := answers[0]:
             raise ConfigError(f"checkpoints: {failure}")
-        found = gathered(flaw(folder, step, rank, len(answers)))
+        found = gathered(_flaw(folder, step, rank, len(answers)))
         if ABSENT in found:
             raise ConfigError(f"checkpoints: {folder} is not the same folder for all ranks")
+        if barred := next((answer for answer in found if answer.startswith(UNUSABLE)), ""):
+            raise ConfigError(f"checkpoints: {barred.removeprefix(UNUSABLE)}")
         if not any(found):
             return step
         why = "; ".join(dict.fromkeys(filter(None, found)))
@@ -65,6 +67,14 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
     if steps:
         raise ConfigError(f"checkpoints: {failure or _only_damaged(folder)}")
     return None
+
+
+def _flaw(folder: Path, step: int, rank: int, ranks: int) -> str:
+    """Why a checkpoint is damaged, or why this rank may not read it; empty if it is whole."""
+    try:
+        return flaw(folder, step, rank, ranks)
+    except PermissionError as error:
+        return f"{UNUSABLE}{in_words(error)}: let the user of this job read the folder"
 
 
 def _listed(folder: Path, resume: bool) -> str:
@@ -116,7 +126,7 @@ def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) 
     Raises:
         StateMismatch: an entry is unclaimed, or its owner is ambiguous.
     """
-    modules = {*_said(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
+    modules = {*_values(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
     found = unclaimed(reading.saved, claims, place)
     left = sorted(dotted(name) for name in found if bare(name)[0] in modules)
     if not left:
@@ -139,17 +149,17 @@ def restore(
     Raises:
         StateMismatch: the checkpoint is of another model, or cannot be divided differently.
     """
-    said_by = cache(partial(_said, reading))
-    own = said_by(rank) if reading.seal.size == size else {}
+    values_of = cache(partial(_values, reading))
+    own = values_of(rank) if reading.seal.size == size else {}
     same = own.get("names") == names.digest
-    first = own if same else said_by(0)
+    first = own if same else values_of(0)
     like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
     targets = {} if like_first else names.buffers(rank, place)
     kept = []
     for number in range(len(names.units)):
         param = names.place(number, rank, place)
-        said = own if same else said_by(reading.writer(param))
-        found, values = _kept(reading, names, number, param, said["kept"])
+        said = own if same else values_of(reading.writer(param))
+        found, values = _optimizer_state(reading, names, number, param, said["kept"])
         found[param] = names.units.params[number]
         if found.keys() & targets.keys():
             reading.into(found)  # was tied to another tensor
@@ -174,7 +184,7 @@ def restore(
         )
 
 
-def _kept(
+def _optimizer_state(
     reading: CheckpointReader, names: Names, number: int, param: Name, said: dict[str, Any]
 ) -> tuple[dict[Name, Tensor], dict[str, Any]]:
     """Tensors that receive the optimizer state of a unit, and the complete state, which contains
@@ -196,7 +206,7 @@ def _kept(
     return found, values
 
 
-def _said(reading: CheckpointReader, rank: int) -> dict[str, Any]:
+def _values(reading: CheckpointReader, rank: int) -> dict[str, Any]:
     """Values other than tensors that a rank has written."""
     layout, tensors = _private(reading, rank, "more")
     said: dict[str, Any] = unflatten(layout, iter(tensors))

@@ -128,11 +128,11 @@ class Snapshots:
             log.warning("all ranks are on one host: snapshots will not survive its loss")
 
     @property
-    def share(self) -> int:
-        """The stage of this rank's snapshot, for the vote."""
+    def ballot(self) -> int:
+        """What this rank adds to the vote: the stage of its snapshot."""
         return WriterStage.DONE if self._taking is None else self._taking.stage
 
-    def heard(self, least: int) -> None:
+    def voted(self, least: int) -> None:
         """Apply the vote's result: the stage of the slowest rank, equal on every rank."""
         taking = self._taking
         if taking is None or least == WriterStage.GOING:

@@ -62,6 +62,8 @@ class Continuation:
         self._driver, self._recovery, self._halt = driver, recovery, halt
         self._fabric = context.fabric
         self._closed = False
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._followed = False
         """Whether a standby follows any rank, as of the last vote."""
         self._fabric.step.on_break = self._suspended
@@ -69,9 +71,9 @@ class Continuation:
     # --- main thread ---------------------------------------------------------------------------
 
     @property
-    def share(self) -> int:
-        """-1 if a standby follows this rank and a broken step can be finished, else 0. A vote
-        returns the least of all ranks. If that is -1, all ranks keep their inputs."""
+    def ballot(self) -> int:
+        """What this rank adds to the vote: -1 if a standby follows it and a broken step can be
+        finished, else 0. If the least of all ranks is -1, all ranks keep their inputs."""
         return -int(self._able and self._sources.follows)
 
     @property
@@ -83,9 +85,9 @@ class Continuation:
             return False
         return self._fabric.generations.kind is None  # an inner group cannot run an operation again
 
-    def heard(self, share: int) -> None:
-        """Take in the smallest share of all ranks, which a vote has returned."""
-        self._followed = share < 0
+    def voted(self, least: int) -> None:
+        """Apply the vote's result, equal on every rank: the least number of all."""
+        self._followed = least < 0
 
     @property
     def _keeps(self) -> bool:
@@ -109,18 +111,32 @@ class Continuation:
         self._fabric.step.begin(keeps=self._keeps)
 
     def close(self) -> None:
-        """Give up a suspended step, since the process ends."""
-        self._closed = True
+        """Give up a suspended step, since the process ends, and wait for the thread."""
+        with self._starting:
+            self._closed = True
         self._fabric.step.give_up()
+        if self._thread is not None:
+            # A thread that is still waiting for a directive then is not inside torch.
+            self._thread.join(REST_S)
 
     # --- its own thread ------------------------------------------------------------------------
 
     def _suspended(self) -> None:
         """A step was suspended (any thread)."""
+        with self._starting:
+            if not self._closed and self._started():
+                return
+        self._give_up()
+
+    def _started(self) -> bool:
+        """Start the thread; ``False`` if the system refuses one."""
+        thread = threading.Thread(target=self._run, name="tmd-continuation", daemon=True)
         try:
-            threading.Thread(target=self._run, name="tmd-continuation", daemon=True).start()
-        except RuntimeError:  # the system refuses a thread
-            self._give_up()
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         began = time.monotonic()

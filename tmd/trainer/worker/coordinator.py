@@ -116,7 +116,7 @@ class Coordinator:
                 self._reporter,
                 self._agent,
                 context,
-                snapshots=snapshots,
+                snapshot_every=snapshots,
                 alike=alike,
                 alone=self.shadowing,
                 halt=partial(self._halt, undecided=False),
@@ -148,7 +148,7 @@ class Coordinator:
 
     def rehearsed(self) -> None:
         """All ranks run the step again, without a vote."""
-        self._parts.mirrors.drop_all("the first step after a checkpoint is run twice")
+        self._parts.sources.drop_all("the first step after a checkpoint is run twice")
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         """Report a new or a missed checkpoint; any thread."""
@@ -193,29 +193,29 @@ class Coordinator:
             return False
         if parts.recovery.is_refuted():
             raise Interrupted
-        pace = self._pacing.shares(status, alone=self._fabric.passes.shrunk)
-        shares = (parts.snapshots.share, parts.continuation.share, *pace)
+        pace = self._pacing.ballot(status, alone=self._fabric.passes.shrunk)
+        ballot = (parts.snapshots.ballot, parts.continuation.ballot, *pace)
         try:
             local.exchange_copies(status.step, self.rank, status.world_size, self.adoption.hand_on)
         except LinkError:
             # This worker does not vote. If it is a hot standby, its rank may have voted.
             return can_stand_in(self._following) and self._rolls_forward()
-        waits = partial(must_wait, self._fabric, parts.mirrors, status.step)
+        waits = partial(must_wait, self._fabric, parts.sources, status.step)
         armed = self._arming.begin_vote(lambda order: not trains or waits(order))
         try:
             kind = STEPPING if trains else REPEATING
-            agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)
+            agreed, result = agree(self._fabric, self.status.step, armed, kind, ballot)
         except LinkError:
             self._arming.end_vote(0)
             return self._rolls_forward()
         self._switch = self._arming.end_vote(agreed)
-        parts.mirrors.close_window()
-        parts.continuation.heard(told[1])
-        self._pacing.heard(status, told[2:])
+        parts.sources.close_window()
+        parts.continuation.voted(result[1])
+        self._pacing.voted(status, result[2:])
         if self._following is not None:
             self._following.voted(agreed, trained=trains)
         else:
-            parts.snapshots.heard(told[0])
+            parts.snapshots.voted(result[0])
         return True
 
     def verdict(self) -> Verdict:
@@ -226,7 +226,7 @@ class Coordinator:
         """The vote is over and ``optimizer`` is about to run."""
         self._context.state.early.forget()
         if self.status.activity is Activity.TRAINING:
-            self._parts.mirrors.before_optimizer(self.status.step, optimizer)
+            self._parts.sources.before_optimizer(self.status.step, optimizer)
 
     def boundary(self) -> bool:
         """Before a batch: do all that can only be done between two steps.
@@ -247,7 +247,7 @@ class Coordinator:
                 case NextLoop():
                     return False
         if self.status.activity is Activity.TRAINING and not self.finishing:
-            self._parts.mirrors.at_boundary(self.status.step)
+            self._parts.sources.at_boundary(self.status.step)
             self._parts.snapshots.at_boundary(self.status.step)
         self._parts.continuation.at_boundary()
         return True
@@ -273,7 +273,7 @@ class Coordinator:
             if not self._rolls_forward():
                 return self.finishing
         # A script may change the parameters between two calls.
-        self._parts.mirrors.close_window()
+        self._parts.sources.close_window()
         feed.close()
         self._parts.snapshots.call_over(feed.call + 1)
         local.carry_over(self.status.step)
@@ -385,7 +385,7 @@ class Coordinator:
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()
-        self._parts.mirrors.drop_all("the step broke")
+        self._parts.sources.drop_all("the step broke")
         self._parts.recovery.halt(undecided=undecided)
 
     def obey(self, directive: Directive) -> None:

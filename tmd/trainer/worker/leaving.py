@@ -24,14 +24,14 @@ class Leaving:
         agent: Agent,
         fabric: Fabric,
         migration: RankMigration,
-        mirrors: ShadowSources,
+        sources: ShadowSources,
         snapshots: Snapshots,
     ) -> None:
         self._reporter = reporter
         self._agent = agent
         self._fabric = fabric
         self._migration = migration
-        self._mirrors = mirrors
+        self._sources = sources
         self._snapshots = snapshots
 
     def carry_out(self, order: Arm) -> None:
@@ -41,14 +41,14 @@ class Leaving:
             grows = self._fabric.passes.shrunk
             self._fabric.switch(order.membership, rank)
             if grows:  # the joiner that has followed this worker takes a rank that was adopted
-                self._mirrors.release(order.plan)
+                self._sources.release(order.plan)
             self._reporter.update(epoch=order.membership.epoch, armed=0, plan="")
             return
         self._snapshots.give_up()
         self._fabric.switch(order.membership, None)
         self._reporter.update(WorkerTransition.GAVE_AWAY, armed=0, plan=order.plan)
-        if self._mirrors.taken(order.plan, lambda: self._agent.directive != order):
-            self._reporter.update(timings=self._mirrors.spent())
+        if self._sources.taken(order.plan, lambda: self._agent.directive != order):
+            self._reporter.update(timings=self._sources.spent())
         else:
             self._migration.send(order, order.move_of(self._reporter.status.worker))
 

@@ -38,7 +38,7 @@ class Pacing:
         """Begin a step once its batch is here."""
         self._begin = self._wait_timer.read()
 
-    def shares(self, status: WorkerStatus, *, alone: bool = False) -> tuple[int, ...]:
+    def ballot(self, status: WorkerStatus, *, alone: bool = False) -> tuple[int, ...]:
         """Called before the vote: the numbers to add to the vote on the current step.
 
         On the last step of a block there is one number per rank, else none. This must depend only
@@ -60,18 +60,18 @@ class Pacing:
             own[status.rank] = max(1, round(MICRO * median(times)))
         return tuple(own)
 
-    def heard(self, status: WorkerStatus, told: Sequence[int]) -> None:
-        """The step was committed; ``told`` has the share of every rank."""
+    def voted(self, status: WorkerStatus, result: Sequence[int]) -> None:
+        """The step was committed; ``result`` has the number of every rank."""
         self._busy.append(self._busy_now)
         if (status.step + 1) % BLOCK:
             return
         self._busy = []
         rank = status.rank
-        peers = [told[r] for r in status.replicas if r != rank and r < len(told)]
+        peers = [result[r] for r in status.replicas if r != rank and r < len(result)]
         known = tuple(value / MICRO for value in peers if value != UNKNOWN)
-        if rank is None or rank >= len(told) or told[rank] == UNKNOWN or not known:
+        if rank is None or rank >= len(result) or result[rank] == UNKNOWN or not known:
             return
-        seen = PeerTimings(status.step + 1, told[rank] / MICRO, known, status.world_size)
+        seen = PeerTimings(status.step + 1, result[rank] / MICRO, known, status.world_size)
         self._watch, self._pace = judged(self._watch, seen)
 
     def took(self, step_s: float) -> Pace | None:

@@ -29,7 +29,7 @@ class WorkerParts(NamedTuple):
 
     context: RankContext
     snapshots: Snapshots
-    mirrors: ShadowSources
+    sources: ShadowSources
     migration: RankMigration
     driver: ShadowDriver
     recovery: Recovery
@@ -70,7 +70,7 @@ class WorkerParts(NamedTuple):
         # Digests end before the verdicts that wait for them.
         self.context.state.early.close()
         self.context.verification.close()
-        self.mirrors.close()
+        self.sources.close()
         self.snapshots.close()
         self.driver.close()
 
@@ -80,12 +80,12 @@ def assemble(
     agent: Agent,
     context: RankContext,
     *,
-    snapshots: int,
+    snapshot_every: int,
     alike: Partition,
     alone: bool,
     halt: Callable[[], None],
 ) -> WorkerParts:
-    """The parts of a worker. ``snapshots``: steps between two of them, 0 for none.
+    """The parts of a worker. ``snapshot_every``: steps, 0 for no snapshots.
 
     ``alone``: this worker holds no rank yet and does not connect to others. ``halt`` reports that
     the step of this worker's rank broke.
@@ -103,18 +103,20 @@ def assemble(
     if not alone:
         # Before any server thread starts, since those send groups and roles to peers.
         fit.introduce(alike)
-    copies = Snapshots(context, snapshots, reporter.report_snapshots)
-    migration = RankMigration(reporter, agent, context, copies)
+    snapshots = Snapshots(context, snapshot_every, reporter.report_snapshots)
+    migration = RankMigration(reporter, agent, context, snapshots)
     sources = ShadowSources(context)
-    recovery = Recovery(reporter, agent, context, migration, copies)
+    recovery = Recovery(reporter, agent, context, migration, snapshots)
     return WorkerParts(
         context,
-        copies,
+        snapshots,
         sources,
         migration,
         migration.driver,
         recovery,
-        Leaving(reporter, agent, fabric, migration, sources, copies),
+        Leaving(reporter, agent, fabric, migration, sources, snapshots),
         Pool(reporter, agent, context, migration, recovery),
-        Continuation(reporter, agent, context, sources, copies, migration.driver, recovery, halt),
+        Continuation(
+            reporter, agent, context, sources, snapshots, migration.driver, recovery, halt
+        ),
     )
