@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -55,6 +56,16 @@ def summary(values: Iterable[float]) -> dict[str, float]:
         return {"n": 0}
     middle = statistics.median(found)
     return {"median": middle, "min": min(found), "max": max(found), "n": len(found)}
+
+
+def interval(values: list[float]) -> tuple[float, float] | None:
+    """95 % interval of the median by order statistics; ``None`` for fewer than six values."""
+    if len(values) < 6:
+        return None
+    ordered, n = sorted(values), len(values)
+    reach = math.ceil(0.98 * math.sqrt(n))
+    low, high = max(0, n // 2 - reach), min(n - 1, (n - 1) // 2 + reach)
+    return ordered[low], ordered[high]
 
 
 def commit_times(lines: Iterable[Mapping[str, Any]]) -> list[float]:

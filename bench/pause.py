@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from bench.downtime import drain, event, facts, restarted, run_on
-from bench.measure import Facts, Report, each, summary
+from bench.measure import Facts, Report, each, interval, summary
 from bench.sizes import Comparison, Runs, Subject, compare, disturbed
 from tmd.core.values.model import MigrationPlan
 from tmd.demo.cluster import LocalCluster
@@ -129,16 +129,6 @@ RUNS: dict[str, Callable[[Subject], Coroutine[Any, Any, Facts]]] = {
     RESTART: restarts,
     NOTHING: undisturbed,
 }
-
-
-def interval(values: list[float]) -> tuple[float, float] | None:
-    """95 % interval of the median by order statistics; ``None`` for fewer than six values."""
-    if len(values) < 6:
-        return None
-    ordered, n = sorted(values), len(values)
-    reach = math.ceil(0.98 * math.sqrt(n))
-    low, high = max(0, n // 2 - reach), min(n - 1, (n - 1) // 2 + reach)
-    return ordered[low], ordered[high]
 
 
 def tell(report: Report, runs: Runs, args: argparse.Namespace) -> dict[str, Any]:

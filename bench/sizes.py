@@ -85,12 +85,13 @@ async def disturbed(
     subject: Subject,
     disturb: Callable[[LocalCluster, StoryTimes], Awaitable[None]],
     *,
+    program: tuple[str, ...] = (train.__file__,),
     max_restarts: int = 0,
     restart_delay_s: float = 1.0,
 ) -> tuple[DemoTrace, list[tuple[DemoEvent, MigrationPlan]]]:
-    """One run, which ends with ``disturb``; what came of each event."""
+    """One run of ``program``, which ends with ``disturb``; what came of each event."""
     told = StoryTimes()
-    command = (train.__file__, "--steps", "100000", *subject.script)
+    command = (*program, "--steps", "100000", *subject.script)
     with embedded.redis() as redis:
         spec = ClusterSpec(
             subject.folder,
