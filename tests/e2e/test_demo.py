@@ -14,19 +14,25 @@ from tests.marks import thorough
 STEPS = 45
 """With thirty, the job may end before the killed rank is replaced if a standby starts slowly."""
 DEMO = ("demo", "--steps", str(STEPS))
+SMALL = ("--script", str(Path(__file__).with_name("scripts") / "small_demo.py"))
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "script"), [(200, SMALL), thorough(STEPS, ())], ids=["small", "own script"]
+)
+def test_the_demo_shows_two_events_and_identical_losses(
+    steps: int, script: tuple[str, ...], tmp_path: Path, short: Path
+) -> None:
     """Exit status 0 and a JSON with both events, their split, and the comparison."""
     facts_file = tmp_path / "facts.json"
-    demo = start(short, *DEMO, "--json", str(facts_file))
+    demo = start(short, "demo", "--steps", str(steps), *script, "--json", str(facts_file))
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, output
     facts = json.loads(facts_file.read_text())
 
     assert facts["losses_identical"] is True
-    assert facts["compared_steps"] == facts["steps"] == STEPS
+    assert facts["compared_steps"] == facts["steps"] == steps
     planned, failover = facts["events"]
     assert (planned["kind"], failover["kind"]) == ("planned", "failover")
     assert planned["repeated_steps"] == 0
