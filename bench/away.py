@@ -1,7 +1,7 @@
 """What it costs that Redis is away: the demo's job with four ranks, before, during and after.
 
 Redis is killed and comes back empty. Meanwhile checks of the hosts fail and recover; each finding
-must be told exactly once, by its id. A figure is the median time between two commits of rank 0.
+must be published exactly once, by its id. A figure is the median time between commits of rank 0.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Trial:
             self.rounds += 1
 
     async def _told(self) -> dict[str, int]:
-        """How often each raise was told, once all have come or it is too late."""
+        """How often each raise was published, once all have come or it is too late."""
         end = time.monotonic() + WITHIN_S
         while True:
             found = Counter(_name(a) for a in await self._alerts())
@@ -149,7 +149,7 @@ def tell(report: Report, found: tuple[dict[str, Any], list[rivals.Line]]) -> dic
     report.target(f"growth of a daemon <= {GROWTH_MB} MB", grown, GROWTH_MB, at_least=False)
     told = seen["told"]
     wrong = sum(n != 1 for n in told.values()) + 2 * seen["findings"] - len(told)
-    report.target("findings not told exactly once <= 0", float(wrong), 0.0, at_least=False)
+    report.target("findings not published exactly once <= 0", float(wrong), 0.0, at_least=False)
     return {**parts, "ratio": ratio, "growth_mb": grown, "not once": wrong}
 
 

@@ -52,7 +52,7 @@ def under_tmd(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -
 
 async def disturbed(folder: Path, command: tuple[str, ...], args: argparse.Namespace) -> Facts:
     """One run with ``args.events`` drains and as many kills, in turn."""
-    told = StoryTimes()
+    times = StoryTimes()
     quiet = 5 if args.quick else QUIET_STEPS
     with embedded.redis() as redis:
         spec = ClusterSpec(
@@ -60,15 +60,15 @@ async def disturbed(folder: Path, command: tuple[str, ...], args: argparse.Names
         )
         async with LocalCluster(spec) as cluster:
             for _ in range(args.events):
-                await event(cluster, told, quiet, DRAINED_RANK, drain)
-                killed = await event(cluster, told, quiet, KILLED_RANK, kill)
+                await event(cluster, times, quiet, DRAINED_RANK, drain)
+                killed = await event(cluster, times, quiet, KILLED_RANK, kill)
                 if cluster.spec.max_restarts == 0:
                     await cluster.launchers[killed].wait()
                     await cluster.start_launcher(killed)
             await run_on(cluster, quiet)
-        events = events_of(read_trace(cluster.trace), told.plans, told.started, told.seen)
+        events = events_of(read_trace(cluster.trace), times.plans, times.started, times.seen)
     # One move per plan, so that events and plans go side by side.
-    return [facts(e, plan) for e, plan in zip(events, told.plans, strict=True)]
+    return [facts(e, plan) for e, plan in zip(events, times.plans, strict=True)]
 
 
 async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
@@ -86,7 +86,7 @@ async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
 
 async def event(
     cluster: LocalCluster,
-    told: StoryTimes,
+    times: StoryTimes,
     quiet: int,
     rank: int,
     act: Callable[[LocalCluster, HostStatus], Awaitable[None]],
@@ -97,7 +97,7 @@ async def event(
     await asyncio.sleep(random.uniform(0, max(w.step_seconds for w in workers(view))))
     host = host_of(view, rank)
     assert host is not None
-    await story.event(cluster, told, lambda: act(cluster, host))
+    await story.event(cluster, times, lambda: act(cluster, host))
     return host.host
 
 

@@ -81,7 +81,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: bool) -> Facts:
     """One run of ``seconds``; with ``moves`` a drain every ten of them, rank after rank."""
-    told = StoryTimes()
+    story_times = StoryTimes()
     command = (train.__file__, "--steps", "100000", *script)
     with embedded.redis() as redis:
         spec = ClusterSpec(folder, redis.url, "bench", RANKS, STANDBY, command)
@@ -94,7 +94,7 @@ async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: b
             while (left := begin + seconds - time.time()) > 0:
                 due = time.time() + min(EVERY_S, left)
                 if moves and left > EVERY_S / 2:
-                    await _move(cluster, told, rank)
+                    await _move(cluster, story_times, rank)
                     rank = (rank + 1) % len(RANKS)
                 await asyncio.sleep(max(0.0, due - time.time()))
             end = time.time()
@@ -104,9 +104,9 @@ async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: b
         trace = read_trace(cluster.trace)
     lines = [x for x in trace.of_rank(0) if begin <= x["at"] <= end]
     wall, steps = lines[-1]["at"] - lines[0]["at"], len(lines) - 1
-    events = events_of(trace, told.plans, told.started, told.seen)
-    cpu = [p.timings.get("mirror_within", 0.0) for p in told.plans]
-    beside = [p.timings.get("mirror_beside", 0.0) for p in told.plans]
+    events = events_of(trace, story_times.plans, story_times.started, story_times.seen)
+    cpu = [p.timings.get("mirror_within", 0.0) for p in story_times.plans]
+    beside = [p.timings.get("mirror_beside", 0.0) for p in story_times.plans]
     return [
         {
             "steps": steps,
@@ -114,7 +114,7 @@ async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: b
             "s_per_step": wall / steps,
             "median_step_s": median_step(lines),
             "moves": len(events),
-            "how": sorted({p.how for p in told.plans}),
+            "how": sorted({p.how for p in story_times.plans}),
             "pause": sum(e.pause_s or 0.0 for e in events) / wall,
             "mirroring_within": sum(cpu) / wall,
             "mirroring_beside": sum(beside) / wall,
@@ -125,7 +125,7 @@ async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: b
     ]
 
 
-async def _move(cluster: LocalCluster, told: StoryTimes, rank: int) -> None:
+async def _move(cluster: LocalCluster, story_times: StoryTimes, rank: int) -> None:
     view = await cluster.until(
         lambda v: any(w.activity is Activity.STANDBY for w in workers(v)),
         "a standby waits",
@@ -133,7 +133,7 @@ async def _move(cluster: LocalCluster, told: StoryTimes, rank: int) -> None:
     )
     host = host_of(view, rank)
     assert host is not None
-    await story.event(cluster, told, lambda: drain(cluster, host))
+    await story.event(cluster, story_times, lambda: drain(cluster, host))
 
 
 def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:

@@ -132,8 +132,8 @@ def flood(lab: Lab, repeat: int, path: str) -> list[dict[str, Any]]:
         source.flood(SECONDS / 2)
         cpu = cpu_s(daemon) - cpu
         source.say(AFTER)
-        said = time.perf_counter()
-        heard = subscriber.until(
+        written_at = time.perf_counter()
+        received = subscriber.until(
             lambda h: (
                 h.alert is not None
                 and h.alert["code"] == "xid.79"
@@ -153,6 +153,6 @@ def flood(lab: Lab, repeat: int, path: str) -> list[dict[str, Any]]:
             "after_mb": after["daemon_rss_mb"],
             "grown_mb": after["daemon_rss_mb"] - before["daemon_rss_mb"],
             "flood_cpu": cpu / SECONDS,
-            "heard_s": heard.at - said,
+            "heard_s": received.at - written_at,
         }
     ]

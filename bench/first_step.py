@@ -57,7 +57,7 @@ def command(args: argparse.Namespace, way: str) -> tuple[str, ...]:
 
 async def run(folder: Path, script: tuple[str, ...], way: str, act: str) -> Facts:
     """One run with one kill or drain."""
-    told, rehearsed = StoryTimes(), way == "rehearsed"
+    times, rehearsed = StoryTimes(), way == "rehearsed"
     with embedded.redis() as redis:
         spec = ClusterSpec(
             folder, redis.url, "bench", RANKS, STANDBY, script, more_config=WAYS[way]
@@ -73,14 +73,14 @@ async def run(folder: Path, script: tuple[str, ...], way: str, act: str) -> Fact
             host = host_of(view, MOVED)
             assert host is not None
             does = kill if act == "kill" else drain
-            await story.event(cluster, told, partial(does, cluster, host))
+            await story.event(cluster, times, partial(does, cluster, host))
             goal = max(w.step for w in workers(await cluster.view())) + QUIET
             await cluster.until(
                 lambda v: max((w.step for w in workers(v)), default=0) >= goal, "on", PATIENCE_S
             )
         trace = read_trace(cluster.trace)
-    (plan,) = told.plans
-    (event,) = events_of(trace, told.plans, told.started, told.seen)
+    (plan,) = times.plans
+    (event,) = events_of(trace, times.plans, times.started, times.seen)
     seconds = first_step(trace, plan, event)
     return [
         {

@@ -108,13 +108,13 @@ async def in_cluster(
             with running(lab, name, NONE, folder=f"{name}-2", TMD_HOST__NAME="host-2"):
                 found["leader_loss_s"] = await survived(store, speaking, daemon)
                 found["emptied_s"] = await emptied(store, lab.redis, hosts // PER_JOB)
-            said = json.loads(speaking.communicate(timeout=PATIENCE_S)[0])
+            sent = json.loads(speaking.communicate(timeout=PATIENCE_S)[0])
     finally:
         await store.close()
-    found |= {"losses": losses, "drains": drains, "hosts": hosts, **said}
+    found |= {"losses": losses, "drains": drains, "hosts": hosts, **sent}
     for what, seconds in (("loss", losses), ("drain", drains)):
         found[f"{what}_s"], found[f"{what}_p99_s"] = statistics.median(seconds), p99(seconds)
-    found["host_bytes"] = (said["out_bytes_per_s"] + said["in_bytes_per_s"]) / hosts
+    found["host_bytes"] = (sent["out_bytes_per_s"] + sent["in_bytes_per_s"]) / hosts
     return found
 
 

@@ -71,10 +71,10 @@ class Fleet:
     def report(self, job: int, number: int, *, dead: bool) -> None:
         """From now on this host says that its first worker is ``dead``, or lives again."""
         place, steps = job * self.per_job + number, (7, 7) if dead else (5, 6)
-        said = (status(self.jobs[job], number, step, dead=dead) for step in steps)
-        self.beats[place] = [self.wire.heartbeat(each) for each in said]
+        statuses = (status(self.jobs[job], number, step, dead=dead) for step in steps)
+        self.beats[place] = [self.wire.heartbeat(each) for each in statuses]
 
-    def said(self, place: int, second: int) -> Iterator[bytes]:
+    def commands(self, place: int, second: int) -> Iterator[bytes]:
         """What host number ``place`` sends in this second."""
         job, number = self.hosts[place]
         yield self.beats[place][second % 2]
@@ -94,7 +94,7 @@ class Fleet:
             commands = [
                 command
                 for place in range(part, len(self.hosts), SLICES)
-                for command in self.said(place, second)
+                for command in self.commands(place, second)
             ]
             data = b"".join(commands)
             # A heartbeat is two commands.

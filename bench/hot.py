@@ -83,7 +83,7 @@ async def killed(subject: Subject) -> Facts:
     """One run with ``--events`` kills of the worker with rank :data:`FOLLOWED`."""
     args, hot = subject.args, subject.way != "copy"
 
-    async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
+    async def disturb(cluster: LocalCluster, times: StoryTimes) -> None:
         for launcher in cluster.launchers.values():
             shares.give(launcher.pid)
         for number in range(args.events):
@@ -93,9 +93,9 @@ async def killed(subject: Subject) -> Facts:
             worker = next(w for w in host.workers if w.rank == FOLLOWED)
             await committed(cluster, worker.worker)
             await asyncio.sleep(place(subject, number) * worker.step_seconds)
-            await story.event(cluster, told, partial(kill, cluster, host))
+            await story.event(cluster, times, partial(kill, cluster, host))
         await run_on(cluster, args.quiet, hot=hot)
-        started.update(told.started)
+        started.update(times.started)
 
     started: dict[str, float] = {}
     with CoreShares(len(RANKS) + len(STANDBY)) as shares:

@@ -61,7 +61,7 @@ def until(trace: Path, phase: float) -> float:
 
 async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Namespace) -> Facts:
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
-    told = StoryTimes()
+    times = StoryTimes()
     pace = ("--steps", "100000", "--pace", str(args.pace))
     command: tuple[str, ...] = (stages.__file__, layout, *pace)
     if layout not in STAGED:
@@ -90,12 +90,12 @@ async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Names
                     await asyncio.sleep(until(cluster.trace, phase))
                 host = view.host(view.jobs[0].membership.members[-1].host)
                 assert host is not None
-                await story.event(cluster, told, partial(act, cluster, host))
+                await story.event(cluster, times, partial(act, cluster, host))
             await run_on(cluster, args.quiet)
         trace = read_trace(cluster.trace)
     found = []
-    for plan in told.plans:
-        event = events_of(trace, [plan], told.started, told.seen)[0]  # alike for both ranks
+    for plan in times.plans:
+        event = events_of(trace, [plan], times.started, times.seen)[0]  # alike for both ranks
         links = max(event.new_connections_per_stayer.values())
         part = None if event.pause_s is None else event.pause_s / event.median_step_s
         more = {"how": plan.how, "part_of_step": part, "links_per_stayer": links}

@@ -63,8 +63,8 @@ class Subscriber:
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
-                heard = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
+                message = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise TimeoutError("the subscriber heard nothing of the kind") from None
-            if wanted(heard):
-                return heard
+                raise TimeoutError("the subscriber received nothing of the kind") from None
+            if wanted(message):
+                return message

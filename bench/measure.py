@@ -152,9 +152,9 @@ class Report:
         try:
             return run()
         except (RuntimeError, TimeoutError, OSError) as error:
-            said = str(error) or repr(error)
-            self._failed.append({"subject": subject, "error": said})
-            self.progress(f"{subject} FAILED: {said}")
+            reason = str(error) or repr(error)
+            self._failed.append({"subject": subject, "error": reason})
+            self.progress(f"{subject} FAILED: {reason}")
             return None
 
     def facts(self, subject: str, repeat: int, run: Callable[[], Facts]) -> Facts:

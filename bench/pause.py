@@ -78,9 +78,9 @@ async def moved(subject: Subject) -> Facts:
     """One run with ``--events`` drains."""
     args = subject.args
 
-    async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
+    async def disturb(cluster: LocalCluster, times: StoryTimes) -> None:
         for _ in range(args.events):
-            await event(cluster, told, args.quiet, DRAINED_RANK, drain)
+            await event(cluster, times, args.quiet, DRAINED_RANK, drain)
         await run_on(cluster, args.quiet)
 
     trace, found = await disturbed(subject, disturb)

@@ -46,8 +46,8 @@ def install(venv: Path) -> str:
         with contextlib.suppress(RuntimeError):
             call((*pip, "install", "--quiet", CPU_TORCH))
         call((*pip, "install", "--quiet", *PACKAGES))
-    said = call((*pip, "show", "torchft-nightly"))
-    return next(x.split()[1] for x in said.splitlines() if x.startswith("Version:"))
+    shown = call((*pip, "show", "torchft-nightly"))
+    return next(x.split()[1] for x in shown.splitlines() if x.startswith("Version:"))
 
 
 def call(command: tuple[str, ...]) -> str:

@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
     name: str
     about: str | None
     ways: Mapping[str, str]
-    """Name -> what daemons are told in ``[shadow]``."""
+    """Name -> lines of ``[shadow]`` in the configuration."""
     what: str
     """The events that a run is disturbed by."""
     events: int
@@ -90,7 +90,7 @@ async def disturbed(
     restart_delay_s: float = 1.0,
 ) -> tuple[DemoTrace, list[tuple[DemoEvent, MigrationPlan]]]:
     """One run of ``program``, which ends with ``disturb``; what came of each event."""
-    told = StoryTimes()
+    times = StoryTimes()
     command = (*program, "--steps", "100000", *subject.script)
     with embedded.redis() as redis:
         spec = ClusterSpec(
@@ -105,12 +105,12 @@ async def disturbed(
             more_config=subject.more_config,
         )
         async with LocalCluster(spec) as cluster:
-            await disturb(cluster, told)
+            await disturb(cluster, times)
         trace = read_trace(cluster.trace)
     subject.check(trace)
     # One move per plan, so that events and plans go side by side.
-    events = events_of(trace, told.plans, told.started, told.seen)
-    return trace, list(zip(events, told.plans, strict=True))
+    events = events_of(trace, times.plans, times.started, times.seen)
+    return trace, list(zip(events, times.plans, strict=True))
 
 
 def compare(what: Comparison) -> int:
@@ -143,8 +143,8 @@ def compare(what: Comparison) -> int:
             folder = Path(scratch) / f"{way}-{size}-{repeat}"
             script = TINY if args.quick else SIZES[size]
             check = partial(oracle.check, size)
-            told = f"[shadow]\nstaging_mb = {args.staging_mb}\n{what.ways[way]}"
-            subject = Subject(way, told, folder, script, args, repeat, check)
+            config = f"[shadow]\nstaging_mb = {args.staging_mb}\n{what.ways[way]}"
+            subject = Subject(way, config, folder, script, args, repeat, check)
             runs[name] += report.facts(name, repeat, partial(asyncio.run, what.run(subject)))
     report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
     figures = what.tell(report, runs, args)

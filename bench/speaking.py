@@ -1,4 +1,4 @@
-"""How long the daemon takes to pass on what it is told: a line of the kernel log to a subscriber
+"""How long the daemon takes to pass on what it learns: a line of the kernel log to a subscriber
 of the alerts, and the exit of a worker to a stored plan.
 """
 
@@ -43,8 +43,8 @@ def lines(lab: Lab, repeat: int) -> list[dict[str, Any]]:
                 before = time.perf_counter()
                 os.write(log, line.encode())
                 entity = f"pci:{place}.0"
-                heard = subscriber.until(lambda h, entity=entity: _of(h, entity))  # type: ignore[misc]
-                found.append({"line_s": heard.at - before, "floor_s": floor(subscriber)})
+                message = subscriber.until(lambda h, entity=entity: _of(h, entity))  # type: ignore[misc]
+                found.append({"line_s": message.at - before, "floor_s": floor(subscriber)})
         finally:
             os.close(log)
     return found
@@ -59,8 +59,8 @@ def floor(subscriber: Subscriber) -> float:
     return subscriber.until(lambda h: _of(h, word["entity"])).at - before
 
 
-def _of(heard: Heard, entity: str) -> bool:
-    return heard.alert is not None and heard.alert["entity"] == entity
+def _of(message: Heard, entity: str) -> bool:
+    return message.alert is not None and message.alert["entity"] == entity
 
 
 def plans(lab: Lab, repeat: int) -> list[dict[str, Any]]:
@@ -103,15 +103,15 @@ async def _formed(daemon: Daemon, stack: AsyncExitStack) -> FakeLauncher:
 
 
 def _answered(subscriber: Subscriber, cluster: str, before: float) -> dict[str, Any]:
-    """When the alert and the plan came; the plan may be stored before the alert is heard."""
+    """When the alert and the plan came; the plan may be stored before the alert arrives."""
     alert: float | None = None
     plan: float | None = None
     while alert is None or plan is None:
-        heard = subscriber.until(lambda h: h.alert is None or h.alert["code"] == "trainer.exited")
-        if heard.alert is not None:
-            alert = heard.at
-        elif plan is None and heard.at > before and _planned(subscriber, cluster):
-            plan = heard.at
+        message = subscriber.until(lambda h: h.alert is None or h.alert["code"] == "trainer.exited")
+        if message.alert is not None:
+            alert = message.at
+        elif plan is None and message.at > before and _planned(subscriber, cluster):
+            plan = message.at
     return {
         "exit_to_alert_s": alert - before,
         "exit_to_plan_s": plan - before,

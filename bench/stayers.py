@@ -144,9 +144,9 @@ def end(number: int, _: int, __: object) -> None:
 
 
 def _order(order: bytes) -> Arm:
-    heard: Any = wire.decode(order[wire.HEADER_SIZE :])
-    assert isinstance(heard.directive, Arm)
-    return heard.directive
+    message: Any = wire.decode(order[wire.HEADER_SIZE :])
+    assert isinstance(message.directive, Arm)
+    return message.directive
 
 
 def _cpu(act: Callable[[], object]) -> float:

@@ -69,14 +69,14 @@ class Child:
         """Whether it has not ended yet."""
         return self._process.poll() is None
 
-    def write(self, said: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Write a few bytes to its stdin.
 
         Raises:
             OSError: it has ended, or does not read.
         """
         assert self._process.stdin is not None
-        os.write(self._process.stdin.fileno(), said)
+        os.write(self._process.stdin.fileno(), data)
 
     async def read(self) -> bytes:
         """Bytes from its stdout; empty once all writers have closed it."""

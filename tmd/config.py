@@ -275,8 +275,8 @@ def load(path: Path | None = None) -> Settings:
             raise ConfigError(printable(f"{name}: unknown section{_nearest(key[0], known)}"))
     settings, problems = parse(_overlaid(values, named))
     if settings is None:
-        said = (printable(_explain(problem, file, values)) for problem in problems)
-        raise ConfigError("\n".join(said))
+        lines = (printable(_explain(problem, file, values)) for problem in problems)
+        raise ConfigError("\n".join(lines))
     return settings
 
 
@@ -339,9 +339,9 @@ def _explain(problem: Problem, file: Path | None, values: dict[str, Any]) -> str
     in_file = _contains(values, where)
     place = named or (str(file) if in_file else "configuration")  # the variable wins
     key = f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else ".".join(where)
-    if not problem.said:
+    if not problem.message:
         return f"{place}: unknown key {key}{_nearest(where[-1], _known(where[:-1]))}"
-    return f"{place}: {key}: {problem.said}"
+    return f"{place}: {key}: {problem.message}"
 
 
 def _contains(values: Any, where: tuple[str, ...]) -> bool:

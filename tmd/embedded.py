@@ -180,8 +180,8 @@ def fake() -> Iterator[EmbeddedRedis]:
 _PROBE = """
 local unknown = {}
 for _, name in ipairs(ARGV) do
-  local said = redis.pcall(name)
-  local text = type(said) == 'table' and said.err
+  local answer = redis.pcall(name)
+  local text = type(answer) == 'table' and answer.err
   if text and string.find(string.lower(tostring(text)), 'unknown') then
     table.insert(unknown, name)
   end

@@ -112,21 +112,21 @@ class Held:
 
 
 class FutexWatch:
-    """A thread that waits until the holder of a futex begins to end; then it calls ``told``.
+    """A thread that waits until the holder of a futex begins to end; then it calls ``on_end``.
 
     Args:
         fd: the descriptor from the holder; it is not trusted, and stays the caller's.
         thread: the holding thread, according to the holder.
-        told: called in the waiting thread, at most once.
+        on_end: called in the waiting thread, at most once.
 
     Raises:
         OSError: there is no such futex.
     """
 
-    def __init__(self, fd: int, thread: int, told: Callable[[], None]) -> None:
+    def __init__(self, fd: int, thread: int, on_end: Callable[[], None]) -> None:
         self._page = _mapped(fd)
         self._word = (thread | WAITERS) & 0xFFFFFFFF
-        self._told = told
+        self._on_end = on_end
         self._closed = threading.Event()
         self.waits = threading.Thread(target=self._run, name="tmd-watch", daemon=True)
         try:
@@ -151,7 +151,7 @@ class FutexWatch:
         finally:
             _libc.munmap(self._page, PAGE)
         if died and not self._closed.is_set():
-            self._told()
+            self._on_end()
 
     def _is(self, word: int, seconds: float) -> bool:
         """Sleep for up to ``seconds`` while the futex is ``word``; returns whether it is."""

@@ -31,8 +31,8 @@ class Invalid(ValueError):
     """A mistake in a value or, without a key, in a whole section. Never shows the value, which may
     be a secret."""
 
-    def __init__(self, said: str, key: str | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
         self.key = key
 
 
@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     """One mistake."""
 
     where: tuple[str, ...]
-    said: str = ""
+    message: str = ""
     """Empty if the key does not exist."""
 
 
@@ -144,10 +144,10 @@ def _printed(value: Any) -> str:
 
 
 def _sentence(error: ValidationError, kind: Any) -> str:
-    said = str(error)
-    if said.startswith("Invalid enum value"):  # shows the value, which may be a secret
-        said = f"expected one of {', '.join(repr(str(choice)) for choice in _choices(kind))}"
-    return said[:1].lower() + said[1:]
+    message = str(error)
+    if message.startswith("Invalid enum value"):  # shows the value, which may be a secret
+        message = f"expected one of {', '.join(repr(str(choice)) for choice in _choices(kind))}"
+    return message[:1].lower() + message[1:]
 
 
 def _choices(kind: Any) -> list[Any]:

@@ -209,8 +209,8 @@ class WebhookSection(Section, frozen=True):
             raise Invalid("it must begin with http:// or https:// and name a host", "url")
         for name, value in self.headers.items():
             if not name.isascii() or not (name + value.reveal()).isprintable():
-                said = f"header '{name[:40]}' has characters that HTTP does not allow"
-                raise Invalid(said, "headers")
+                message = f"header '{name[:40]}' has characters that HTTP does not allow"
+                raise Invalid(message, "headers")
 
 
 def _is_web(url: str) -> bool:

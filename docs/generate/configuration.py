@@ -113,7 +113,7 @@ def _declared(kind: type) -> dict[str, str]:
     found = {}
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            said = after.value if isinstance(after, ast.Expr) else None
-            words = said.value if isinstance(said, ast.Constant) else ""
+            docstring = after.value if isinstance(after, ast.Expr) else None
+            words = docstring.value if isinstance(docstring, ast.Constant) else ""
             found[node.target.id] = " ".join(str(words).split()).replace("|", "\\|")
     return found

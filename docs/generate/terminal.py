@@ -82,15 +82,15 @@ def record(command: list[str]) -> str:
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "PATH": path}
         os.execvp(command[0], command)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
-    heard = bytearray()
+    output = bytearray()
     while True:
         try:
-            heard += os.read(terminal, 1 << 16) or b""
+            output += os.read(terminal, 1 << 16) or b""
         except OSError:  # the command has ended
             break
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0:
         raise SystemExit(f"{' '.join(command)} failed")
-    return heard.decode()
+    return output.decode()
 
 
 def picture(recorded: str, title: str) -> str:

@@ -42,7 +42,7 @@ def test_nothing_is_sent_before_the_joiner_begins() -> None:
     with show() as s:
         s.train(3)
         s.shown.output("0", "allreduce", [torch.ones(3)])
-        s.shown.said("@vote", b"x")
+        s.shown.send_result("@vote", b"x")
         s.shown.drop("the test is over")
         s.ear.end()
 
@@ -55,7 +55,7 @@ def test_all_units_arrive_before_outputs() -> None:
         s.shown.output("0", "allreduce", [torch.zeros(1)])
         s.arrive()
         s.shown.output("0", "allreduce", [torch.ones(3)])
-        s.shown.said("@vote", b"x")
+        s.shown.send_result("@vote", b"x")
         s.begin()
         s.ear.first(ControlMessage)
         heard = [type(frame) for frame, _ in s.ear.heard if not isinstance(frame, Tail)]
@@ -122,7 +122,7 @@ def test_a_settled_joiner_gets_no_more_tails() -> None:
         s.ear.say(Settled())
         while s.ear.of(Boundary)[-1].rest is not None:
             s.train(1)
-            s.shown.said("@vote", b"")
+            s.shown.send_result("@vote", b"")
             s.ear.first(ControlMessage, len(s.ear.of(ControlMessage)) + 1)
         seen = len(s.ear.heard)
         s.train(3)
@@ -184,7 +184,7 @@ def test_no_call_of_training_waits(what: str) -> None:
         s.arrive()
         s.ear.may_read.clear()
         acts: dict[str, Callable[[], object]] = {
-            "said": lambda: s.shown.said("@vote", b"x" * 1000),
+            "said": lambda: s.shown.send_result("@vote", b"x" * 1000),
             "before_optimizer": lambda: s.train(1),
             "at_boundary": s.begin,
         }

@@ -115,26 +115,26 @@ class _Cluster:
         if all(self._why_not(s) for s in scenarios):
             return [self._skip(s) for s in scenarios], None
         self._audience.begins(story.name, "starting a cluster")
-        seen, said = await self._on_stage(scenarios)
-        told = read_run(self._folder / "trace")
+        seen, problems = await self._on_stage(scenarios)
+        disturbed = read_run(self._folder / "trace")
         observed = [
-            structs.replace(s, repeated=repeated(told.trace, s.epochs, s.steps)) for s in seen
+            structs.replace(s, repeated=repeated(disturbed.trace, s.epochs, s.steps)) for s in seen
         ]
         history = tuple(recorded(self._folder))
-        said += unlawful(history)
+        problems += unlawful(history)
         if seen and not history:
-            said.append("the daemons have recorded no history")
-        whole = not said and bool(seen) and not seen[-1].trouble
+            problems.append("the daemons have recorded no history")
+        whole = not problems and bool(seen) and not seen[-1].trouble
         if seen:
             golden = await self._oracle.ask(story)
             plans = [plan for s in observed for plan in s.plans]
-            said += differences(told, golden, plans, observed, whole=whole)
-        steps = len({step for _, step in told.trace.commits})
-        ending = Ending(story.name, steps, tuple(said), time.monotonic() - began)
+            problems += differences(disturbed, golden, plans, observed, whole=whole)
+        steps = len({step for _, step in disturbed.trace.commits})
+        ending = Ending(story.name, steps, tuple(problems), time.monotonic() - began)
         if not seen:  # the next cluster would not start either
-            return [self._failed(s, said) for s in scenarios], ending
+            return [self._failed(s, problems) for s in scenarios], ending
         return [
-            self._result(told.trace, *p) for p in zip(scenarios, observed, strict=False)
+            self._result(disturbed.trace, *p) for p in zip(scenarios, observed, strict=False)
         ], ending
 
     async def _on_stage(self, scenarios: Sequence[Scenario]) -> tuple[list[Observed], list[str]]:
@@ -160,10 +160,10 @@ class _Cluster:
         found = tuple(deviations(scenario, seen))
         return Result(self._story.name, scenario, seen, found, costs)
 
-    def _failed(self, scenario: Scenario, said: Sequence[str]) -> Result:
+    def _failed(self, scenario: Scenario, problems: Sequence[str]) -> Result:
         kinds = tuple(fault.kind for fault in scenario.faults)
-        seen = Observed(scenario=scenario.name, kinds=kinds, trouble=" ".join(said))
-        return Result(self._story.name, scenario, seen, tuple(said))
+        seen = Observed(scenario=scenario.name, kinds=kinds, trouble=" ".join(problems))
+        return Result(self._story.name, scenario, seen, tuple(problems))
 
     async def _scenario(self, stage: CampaignStage, scenario: Scenario, number: int) -> Observed:
         if self._why_not(scenario):

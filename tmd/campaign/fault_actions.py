@@ -99,7 +99,7 @@ def flip(following: ShadowSession) -> None:
 
 
 def sever(fabric: tmd.fabric.Fabric) -> None:
-    """Break a link of the current epoch, as a network does: the one that heard something last.
+    """Break a link of the current epoch, as a network does: the one that received something last.
 
     Others may have been opened for operations that the script does not call.
     """

@@ -41,13 +41,13 @@ def _entry(host: str, line: str) -> Entry | None:
     if '"lease_epoch"' not in line:
         return None
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None  # cut off by a kill
-    if told.get("event") not in (WROTE, OBEYED):
+    if fields.get("event") not in (WROTE, OBEYED):
         return None
-    what = told.get("worker") or told.get("job", "")
-    return Entry(told["event"], host, told["lease_epoch"], what, told["revision"])
+    what = fields.get("worker") or fields.get("job", "")
+    return Entry(fields["event"], host, fields["lease_epoch"], what, fields["revision"])
 
 
 def unlawful(history: Iterable[Entry]) -> list[str]:

@@ -152,8 +152,8 @@ def main() -> None:
     model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
-    told: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    session.register(**told, snapshots=args.snapshots)
+    registered: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    session.register(**registered, snapshots=args.snapshots)
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=args.every)
     # An earlier release that runs this script may not know an option.

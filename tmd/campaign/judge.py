@@ -68,12 +68,14 @@ def _of_plans(expect: Expected, plans: Sequence[MigrationPlan]) -> list[str]:
     words = [word(plan) for plan in plans]
     found = []
     if not _fits(words, expect.plans, expect.may):
-        found.append(f"plans: {_listed(words)} instead of {_listed(expect.plans)}{_told(plans)}")
+        found.append(
+            f"plans: {_listed(words)} instead of {_listed(expect.plans)}{_outcomes(plans)}"
+        )
     moved = {m.rank for p in plans if p.phase is Phase.DONE for m in p.moves}
     if expect.moved is not None and moved != set(expect.moved):
         found.append(f"ranks moved: {sorted(moved)} instead of {sorted(expect.moved)}")
     if expect.outcome and not any(expect.outcome in p.outcome for p in plans):
-        found.append(f"no plan ended with the words '{expect.outcome}'{_told(plans)}")
+        found.append(f"no plan ended with the words '{expect.outcome}'{_outcomes(plans)}")
     return found
 
 
@@ -94,8 +96,8 @@ def _of_alerts(expect: Expected, alerts: Iterable[Alert]) -> list[str]:
     strange = sorted(raised.keys() - {*expect.alerts, *expect.may_alert})
     found = [f"no alert {', '.join(missing)}"] if missing else []
     if strange:
-        told = "; ".join(f"{c} of {raised[c].entity}: {raised[c].message}" for c in strange)
-        found.append(f"unexpected alerts: {told}")
+        listed = "; ".join(f"{c} of {raised[c].entity}: {raised[c].message}" for c in strange)
+        found.append(f"unexpected alerts: {listed}")
     return found
 
 
@@ -103,9 +105,9 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join(words) or "none"
 
 
-def _told(plans: Iterable[MigrationPlan]) -> str:
-    said = [f"{p.id}: {p.cause}: {p.outcome or p.reason}" for p in plans]
-    return f" ({'; '.join(said)})" if said else ""
+def _outcomes(plans: Iterable[MigrationPlan]) -> str:
+    listed = [f"{p.id}: {p.cause}: {p.outcome or p.reason}" for p in plans]
+    return f" ({'; '.join(listed)})" if listed else ""
 
 
 def decided_s(seen: Observed) -> float | None:

@@ -119,8 +119,8 @@ def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:
     known = {scenario.name for story in stories for scenario in story.scenarios}
     for name in names:
         if name not in known:
-            said = f"there is no scenario '{name}'{reading.nearest(name, known)}"
-            raise ConfigError(f"--only: {said}")
+            problem = f"there is no scenario '{name}'{reading.nearest(name, known)}"
+            raise ConfigError(f"--only: {problem}")
     if not names:
         return tuple(stories)
     cut = [

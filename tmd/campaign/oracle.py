@@ -68,16 +68,16 @@ def differences(
         wrong = sorted(_wrong(run, golden))
         return [f"{len(wrong)} losses differ{_after(run, golden, seen)}"] if wrong else []
     found = compare(run.trace, golden.trace, plans)
-    said = []
+    sentences = []
     if found.difference:
-        said.append(f"{found.difference}{_after(run, golden, seen)}")
+        sentences.append(f"{found.difference}{_after(run, golden, seen)}")
     if run.weights != golden.weights:
         ranks = [r for r in golden.weights if run.weights.get(r) != golden.weights[r]]
-        said.append(f"the final weights of ranks {', '.join(ranks)} differ")
+        sentences.append(f"the final weights of ranks {', '.join(ranks)} differ")
     strange = [r for r, digest in run.shadows.items() if digest != golden.weights[r]]
     if strange:
-        said.append(f"a standby ended with other weights than rank {', '.join(strange)}")
-    return said
+        sentences.append(f"a standby ended with other weights than rank {', '.join(strange)}")
+    return sentences
 
 
 def _after(run: Run, golden: Run, seen: Sequence[Observed]) -> str:

@@ -56,7 +56,7 @@ def find(folder: Path) -> OtherRelease:
         raise ConfigError(f"--other {folder}: it is no virtual environment. {REMEDY}")
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             (str(python), "-P", "-c", ASK),
             env=bare,
             capture_output=True,
@@ -68,10 +68,10 @@ def find(folder: Path) -> OtherRelease:
         raise ConfigError(
             f"--other {folder}: its Python does not run: {in_words(error)}"
         ) from error
-    if told.returncode:
-        why = told.stderr.strip().rpartition("\n")[2]
+    if answer.returncode:
+        why = answer.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"--other {folder}: no daemon of tmd is installed there: {why}. {REMEDY}")
-    version, place = told.stdout.splitlines()[-2:]
+    version, place = answer.stdout.splitlines()[-2:]
     if Path(place).resolve() == Path(tmd.__file__).resolve():
         raise ConfigError(f"--other {folder}: it has the running tmd itself. {REMEDY}")
     return OtherRelease(folder.absolute(), version)

@@ -10,7 +10,7 @@ ROW, LEFT, WIDE, TOP = 22, 230, 480, 28
 COLOURS = ("#4e79a7", "#f28e2b", "#76b7b2", "#e15759", "#59a14f")
 TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 FLOOR_S = 0.01
-"""Smaller values are drawn here: they cannot be told from the noise of a step."""
+"""Smaller values are drawn here: they cannot be distinguished from the noise of a step."""
 
 
 def dots(values: Mapping[str, Sequence[float]]) -> str:
@@ -73,8 +73,8 @@ def _axis(ticks: Sequence[float], place: Callable[[float], float], rows: int) ->
 
 
 def _label(text: str, height: float) -> str:
-    said = html.escape(text)
-    return f'<text x="{LEFT - 8}" y="{height + 4:.1f}" text-anchor="end">{said}</text>'
+    label = html.escape(text)
+    return f'<text x="{LEFT - 8}" y="{height + 4:.1f}" text-anchor="end">{label}</text>'
 
 
 def _drawing(parts: Iterable[str], rows: int) -> str:

@@ -105,8 +105,8 @@ def _scenario(
         place = (*where, "faults", str(number))
         fault = _part(FaultPart, table, place, problems)
         if fault is not None and fault.kind not in kinds:
-            said = f"there is no kind '{fault.kind}'{nearest(fault.kind, kinds)}"
-            problems.append(Problem((*place, "kind"), said))
+            message = f"there is no kind '{fault.kind}'{nearest(fault.kind, kinds)}"
+            problems.append(Problem((*place, "kind"), message))
         faults.append(fault)
     expect = _part(Expected, given.get("expect", {}), (*where, "expect"), problems)
     voted = (
@@ -152,8 +152,8 @@ def _pointless(found: Scenario) -> list[Problem]:
     """Points without a fault that strikes at them, and such a fault without points."""
     if bool(found.points) == any(fault.when == EACH_POINT for fault in found.faults):
         return []
-    said = f"write both: points = [...], and when = '{EACH_POINT}' in a fault"
-    return [Problem(("scenario", found.name, "points"), said)]
+    message = f"write both: points = [...], and when = '{EACH_POINT}' in a fault"
+    return [Problem(("scenario", found.name, "points"), message)]
 
 
 def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
@@ -165,11 +165,11 @@ def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
         where = ("scenario", found.name, "faults", str(number), "where")
         if fault.rank is not None and fault.rank > last:
             more = "or more ranks in [cluster]"
-            said = f"the last rank is {last}: write one from 0 to {last}, {more}"
-            problems.append(Problem(where, said))
+            message = f"the last rank is {last}: write one from 0 to {last}, {more}"
+            problems.append(Problem(where, message))
         if fault.host and fault.host not in hosts:
-            said = f"there is no host '{fault.host}'; there are {', '.join(hosts)}"
-            problems.append(Problem(where, said))
+            message = f"there is no host '{fault.host}'; there are {', '.join(hosts)}"
+            problems.append(Problem(where, message))
         if fault.where == "followed" and not cluster.hot:
             problems.append(Problem(where, "no standby follows a rank: [cluster] hot = 1"))
     return problems
@@ -178,8 +178,8 @@ def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
 def _sentence(problem: Problem) -> str:
     where = problem.where
     key = f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else where[0]
-    if problem.said:
-        return f"{key}: {problem.said}"
+    if problem.message:
+        return f"{key}: {problem.message}"
     return f"unknown key {key}{nearest(where[-1], _known(where[:-1]))}"
 
 

@@ -97,8 +97,8 @@ class ClusterPart(Section, frozen=True):
             raise Invalid(f"it is not valid TOML: {in_words(error)}", "config") from None
         known = (*self.active, *self.spare)
         if unknown := [host for host in self.other_hosts if host not in known]:
-            said = f"there is no host '{unknown[0]}'; there are {', '.join(known)}"
-            raise Invalid(said, "other_hosts")
+            message = f"there is no host '{unknown[0]}'; there are {', '.join(known)}"
+            raise Invalid(message, "other_hosts")
 
     def others(self, kind: ProcessKind) -> tuple[str, ...]:
         """Hosts whose processes of that kind are of the other release at the start."""

@@ -124,8 +124,8 @@ class WithSentinel:
 
     def master(self) -> int:
         """The port that the Sentinel names; 0 if it names none."""
-        said = self._ask("sentinel", f"SENTINEL get-master-addr-by-name {SERVICE}").splitlines()
-        return int(said[4]) if len(said) > 4 else 0
+        reply = self._ask("sentinel", f"SENTINEL get-master-addr-by-name {SERVICE}").splitlines()
+        return int(reply[4]) if len(reply) > 4 else 0
 
     def in_step(self) -> bool:
         """Whether the Sentinel knows a replica that is in sync with the master."""
@@ -135,8 +135,8 @@ class WithSentinel:
         )
 
     def _flags(self) -> bytes:
-        said = self._ask("sentinel", f"SENTINEL replicas {SERVICE}")
-        return b"flags=slave" if "\nslave\r" in said or "\nslave\n" in said else b""
+        reply = self._ask("sentinel", f"SENTINEL replicas {SERVICE}")
+        return b"flags=slave" if "\nslave\r" in reply or "\nslave\n" in reply else b""
 
     def _ask(self, name: str, command: str) -> str:
         return _ask(f"127.0.0.1:{self._ports[name]}", command)

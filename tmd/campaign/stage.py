@@ -251,8 +251,8 @@ class CampaignStage:
             RuntimeError: no daemon runs; the message quotes a daemon's last output.
         """
         if all(p.returncode is not None for p in self.cluster.daemons.values()):
-            said = self.cluster.log(self.hosts[0]).strip().splitlines()[-1:]
-            raise RuntimeError(f"no daemon runs: {''.join(said)}")
+            log_end = self.cluster.log(self.hosts[0]).strip().splitlines()[-1:]
+            raise RuntimeError(f"no daemon runs: {''.join(log_end)}")
 
     async def steps(self, count: int) -> None:
         """Wait until every rank has committed ``count`` steps more than the foremost has now."""

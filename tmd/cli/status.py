@@ -97,12 +97,12 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
 def _hosts(view: ClusterView) -> Table:
     from tmd.core.values.view_checks import drain_roles
 
-    shown = table(("host", "role", "workers", "alerts", "heard"), title="hosts")
+    shown = table(("host", "role", "workers", "alerts", "reported"), title="hosts")
     roles = drain_roles(view)
     for host in view.hosts:
         role = roles.get(host.host, "standby" if host.standby else "active")
-        heard = f"{max(0.0, time.time() - host.at):.1f} s ago"
-        add(shown, host.host, role, str(len(host.workers)), str(len(host.alerts)), heard)
+        reported = f"{max(0.0, time.time() - host.at):.1f} s ago"
+        add(shown, host.host, role, str(len(host.workers)), str(len(host.alerts)), reported)
     known = {h.host for h in view.hosts}
     members = {m.host for r in view.jobs for m in r.membership.members}
     for name in sorted((members | roles.keys() | {*view.unread}) - known):

@@ -63,7 +63,7 @@ class Kubernetes:
         Raises:
             KubernetesError: there is no list.
         """
-        with _told("list nodes"):
+        with _refused_as("list nodes"):
             found = self._client.list(_NODE, chunk_size=PAGE)
             return [objects.node_of(body, self._labels) async for body in found]
 
@@ -75,7 +75,7 @@ class Kubernetes:
         """
         if not self._namespace:
             return []
-        with _told("list DrainRequests"):
+        with _refused_as("list DrainRequests"):
             drains = []
             with _unless(NOT_FOUND):
                 found = self._client.list(_DRAIN, namespace=self._namespace, chunk_size=PAGE)
@@ -91,11 +91,11 @@ class Kubernetes:
         """
         now = _now()
         if change.event is not None:
-            with _told("create an Event"):
+            with _refused_as("create an Event"):
                 body = objects.event(change.node, change.event, now)
                 with _unless(CONFLICT):
                     await self._client.create(_EVENT(body), namespace=objects.EVENTS)
-        with _told("patch the status of a node"):
+        with _refused_as("patch the status of a node"):
             patch = objects.marked(change, now)
             await self._client.patch(_NODE.Status, change.node.name, patch)
 
@@ -105,7 +105,7 @@ class Kubernetes:
         Raises:
             KubernetesError: it has changed meanwhile, or this is refused.
         """
-        with _told("patch the status of a DrainRequest"), _unless(NOT_FOUND):
+        with _refused_as("patch the status of a DrainRequest"), _unless(NOT_FOUND):
             body = await self._client.get(_DRAIN, drain.name, namespace=drain.namespace)
             await self._client.patch(
                 _DRAIN.Status,
@@ -131,7 +131,7 @@ def _now() -> str:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _refused_as(what: str) -> Iterator[None]:
     """Turns errors of the client into a sentence."""
     try:
         yield

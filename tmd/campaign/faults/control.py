@@ -135,9 +135,9 @@ async def _set(stage: CampaignStage, now: str, later: str, proof: str) -> Mend:
 async def _command(stage: CampaignStage, now: str, later: str, proof: str) -> Mend:
     server = _private(stage)
     server.tell(now)
-    said = server.tell("SET tmd-campaign-probe 1")
-    if proof not in said:
-        raise Unfired(f"Redis still accepts writes: {said!r}")
+    reply = server.tell("SET tmd-campaign-probe 1")
+    if proof not in reply:
+        raise Unfired(f"Redis still accepts writes: {reply!r}")
 
     async def restore() -> None:
         server.tell(later)

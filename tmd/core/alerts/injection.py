@@ -94,10 +94,10 @@ def foretold(board: triage.Board, signal: Signal, origin: Origin, *, now: float)
     return after.raised[FindingKey(origin.host, origin.detector, signal.entity, signal.code)]
 
 
-def unended(told: Sequence[Alert]) -> list[Alert]:
+def unended(published: Sequence[Alert]) -> list[Alert]:
     """Injected alerts that were not cleared, of alerts in the order of their publication."""
     open_: dict[str, Alert] = {}
-    for alert in told:
+    for alert in published:
         if alert.detector.startswith(PREFIX):
             open_.pop(alert.id, None)
             if alert.state is State.RAISED:

@@ -74,10 +74,10 @@ def of_migrations(jobs: Iterable[JobRecord]) -> list[Notice]:
 
 def payload(notice: Notice, cluster: str) -> bytes:
     """JSON whose ``text`` Slack's incoming webhooks show; programs read ``tmd``."""
-    said = {"v": VERSION, "cluster": cluster, **structs.asdict(notice)}
-    said = {key: value for key, value in said.items() if value is not None and key != "text"}
+    fields = {"v": VERSION, "cluster": cluster, **structs.asdict(notice)}
+    fields = {key: value for key, value in fields.items() if value is not None and key != "text"}
     text = _escaped(f"[{cluster}] {notice.text}")
-    return msgspec.json.encode({"text": text, "tmd": said})
+    return msgspec.json.encode({"text": text, "tmd": fields})
 
 
 def _alert_text(alert: Alert) -> str:

@@ -57,9 +57,11 @@ def mismatch(worker: WorkerStatus, common: Communication) -> Mismatch | None:
     far as known."""
     if common.protocol and worker.protocol not in (0, common.protocol):
         theirs = f"those of the job use version {common.protocol}"
-        said = f"it uses version {worker.protocol} of the protocol between workers, {theirs}"
-        return Mismatch(said, SAME_PROTOCOL)
+        difference = f"it uses version {worker.protocol} of the protocol between workers, {theirs}"
+        return Mismatch(difference, SAME_PROTOCOL)
     if not common.carrier or worker.carrier in ("", common.carrier):
         return None
-    said = f"its collectives are carried by {worker.carrier}, those of the job by {common.carrier}"
-    return Mismatch(said, SAME_CARRIER)
+    difference = (
+        f"its collectives are carried by {worker.carrier}, those of the job by {common.carrier}"
+    )
+    return Mismatch(difference, SAME_CARRIER)

@@ -1,4 +1,4 @@
-"""What every scheduler has in common that drains hosts and is told of findings.
+"""What every scheduler has in common that drains hosts and receives findings.
 
 A scheduler (Slurm, Kubernetes) takes nodes out of service. Each becomes a drain request in the
 scheduler's name. Only requests in that name are ever withdrawn.

@@ -70,10 +70,10 @@ class StragglerWatch(Struct, frozen=True):
     lost_s: float = 0.0
 
 
-def judged(watch: StragglerWatch, told: PeerTimings) -> tuple[StragglerWatch, Pace]:
+def judged(watch: StragglerWatch, measured: PeerTimings) -> tuple[StragglerWatch, Pace]:
     """The history after another block, and the report on it."""
-    others = median(told.others_s)
-    ratio = math.log(told.own_s / others)
+    others = median(measured.others_s)
+    ratio = math.log(measured.own_s / others)
     recent = (*watch.recent, ratio)[-WINDOW:]
     mean = median(recent)
     beyond = _beyond(mean, watch.usual)
@@ -81,18 +81,18 @@ def judged(watch: StragglerWatch, told: PeerTimings) -> tuple[StragglerWatch, Pa
     stands_out = late_s >= LEAST_S and _stands_out(mean, beyond, watch.usual)
     flagged = len(recent) == WINDOW and stands_out
     flags = (*watch.flags, flagged)[-OF:]
-    suspected = (watch.suspected or told.step) if any(flags) else None
+    suspected = (watch.suspected or measured.step) if any(flags) else None
     usual = watch.usual
     if suspected is None and watch.slow_since is None:
         usual = (*usual, ratio)[:KEPT]
     since, clean = _certain(watch, flags, suspected, beyond)
     lost = 0.0
     if since is not None or suspected is not None:
-        lost = watch.lost_s + _loss(told, others, usual)
+        lost = watch.lost_s + _loss(measured, others, usual)
     watch = StragglerWatch(recent, usual, flags, suspected, since, clean, lost)
     return watch, Pace(
-        step=told.step,
-        busy_s=told.own_s,
+        step=measured.step,
+        busy_s=measured.own_s,
         ratio=math.exp(mean),
         slow_since=since,
         lost_s=lost if since is not None else 0.0,
@@ -122,11 +122,11 @@ def _certain(
     return (None, 0) if clean >= CLEAN else (watch.slow_since, clean)
 
 
-def _loss(told: PeerTimings, others: float, usual: Sequence[float]) -> float:
+def _loss(measured: PeerTimings, others: float, usual: Sequence[float]) -> float:
     """Seconds that all others waited for this rank in the block, beyond the usual."""
     always = others * math.exp(median(usual)) if usual else others
-    excess = max(0.0, told.own_s - max(others, always))
-    return BLOCK * excess * (told.ranks - 1) / told.ranks
+    excess = max(0.0, measured.own_s - max(others, always))
+    return BLOCK * excess * (measured.ranks - 1) / measured.ranks
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:

@@ -36,21 +36,23 @@ class Rollback(Struct, frozen=True):
         return f"rolled back to step {self.step}, {steps} repeated"
 
 
-def wanted_every(told: int | None, groups: Iterable[Sequence[int]], size: int) -> int:
-    """Steps between two snapshots, 0 for none. ``told`` is what the script asks for. Without it,
-    snapshots are on only if a state is unique.
+def wanted_every(requested: int | None, groups: Iterable[Sequence[int]], size: int) -> int:
+    """Steps between two snapshots, 0 for none. ``requested`` is what the script asks for. Without
+    it, snapshots are on only if a state is unique.
 
     ``groups``: the ranks, grouped by equal state. ``size``: the number of ranks.
 
     Raises:
-        ValueError: ``told`` is negative.
+        ValueError: ``requested`` is negative.
     """
-    if told is not None and told < 0:
-        raise ValueError(f"register(snapshots={told}): must be a number of steps, or 0 for none")
+    if requested is not None and requested < 0:
+        raise ValueError(
+            f"register(snapshots={requested}): must be a number of steps, or 0 for none"
+        )
     if size == 1:
         return 0
-    if told is not None:
-        return told
+    if requested is not None:
+        return requested
     return EVERY if any(len(group) == 1 for group in groups) else 0
 
 

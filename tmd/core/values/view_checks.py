@@ -53,8 +53,8 @@ def left_alone(record: JobRecord, view: ClusterView) -> str:
     if hosts := sorted(parties & set(view.unread)):
         return not_understood(hosts)
     # A host that cannot read the record would not carry out what the leader decides.
-    heard = (view.host(name) for name in sorted(parties))
-    if hosts := [h.host for h in heard if h is not None and h.reads < record.v]:
+    statuses = (view.host(name) for name in sorted(parties))
+    if hosts := [h.host for h in statuses if h is not None and h.reads < record.v]:
         return f"{', '.join(hosts)} cannot read the record of the job: update tmd there"
     return ""
 

@@ -85,8 +85,8 @@ def _is_address(name: str) -> bool:
 def _is_bearer(authorization: str, token: Secret) -> bool:
     scheme, _, given = authorization.partition(" ")
     # aiohttp decodes bytes that are not UTF-8 as surrogates.
-    said = given.strip().encode(errors="surrogateescape")
-    same = hmac.compare_digest(said, token.reveal().encode())
+    presented = given.strip().encode(errors="surrogateescape")
+    same = hmac.compare_digest(presented, token.reveal().encode())
     return same and scheme.lower() == "bearer"
 
 

@@ -16,18 +16,18 @@ class Ranks(Struct, frozen=True):
     """Indexed by rank. ``None`` stands for a rank without a heartbeat."""
 
     @property
-    def heard(self) -> list[WorkerStatus]:
+    def reports(self) -> list[WorkerStatus]:
         return [status for status in self.statuses if status is not None]
 
     @property
     def step(self) -> int:
         """Step of the foremost rank; 0 without a report."""
-        return max((status.step for status in self.heard), default=0)
+        return max((status.step for status in self.reports), default=0)
 
     @property
     def loss(self) -> float | None:
         """The mean of all finite ones. NaN would make its row of the page differ at each look."""
-        losses = [s.loss for s in self.heard if s.loss is not None and isfinite(s.loss)]
+        losses = [s.loss for s in self.reports if s.loss is not None and isfinite(s.loss)]
         return sum(losses) / len(losses) if losses else None
 
 

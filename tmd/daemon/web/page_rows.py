@@ -161,9 +161,9 @@ def rows_of(view: ClusterView, leader: str, cluster: str, host: str) -> Rows:
 def _hosts(view: ClusterView) -> Iterator[HostRow]:
     held = Counter(m.host for record in view.jobs for m in record.membership.members)
     roles, drains = drain_roles(view), {d.host: d for d in view.drains}
-    heard = {host.host: host for host in view.hosts}
-    for name in sorted({*heard, *held, *roles, *view.unread}):
-        status, drain = heard.get(name), drains.get(name)
+    statuses = {host.host: host for host in view.hosts}
+    for name in sorted({*statuses, *held, *roles, *view.unread}):
+        status, drain = statuses.get(name), drains.get(name)
         yield HostRow(
             host=name,
             role=roles.get(name) or _role(status, name in view.unread),

@@ -223,8 +223,8 @@ def meeting(fabric: Fabric, request: Request) -> Iterator[LinkStore]:
     with keeping as ask:
         store = LinkStore(ask)
         try:
-            said = _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
-            store.needed = NEEDED in said
+            calls = _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
+            store.needed = NEEDED in calls
             yield store
         finally:
             store.close()

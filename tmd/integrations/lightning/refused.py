@@ -88,14 +88,20 @@ def refuse_resumed(loop: _FitLoop) -> None:
 
 
 def refuse_skipped(loop: _TrainingEpochLoop) -> None:
-    """Refuse the batch that was not started, and the rest of its epoch. Raises."""
+    """Refuse the batch that was not started, and the rest of its epoch.
+
+    Raises MisconfigurationException.
+    """
     counters = loop.batch_progress.current
     if counters.started < counters.ready:
         _raise("on_train_batch_start that returns -1: give limit_train_batches")
 
 
 def refuse_logged(loop: _TrainingEpochLoop) -> None:
-    """Refuse sums over an epoch, which a lost rank takes along. Raises."""
+    """Refuse sums over an epoch, which a lost rank takes along.
+
+    Raises MisconfigurationException.
+    """
     for metric in loop._results.values():
         if metric.meta.on_epoch and not metric.has_reset:
             _raise(f"self.log({metric.meta.name!r}, on_epoch=True) in training: log each step")

@@ -209,7 +209,7 @@ class _Environment(TorchElasticEnvironment):
         return self._session.world_size
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """The session knows the number of ranks, whatever ``Trainer`` was told."""
+        """The session knows the number of ranks, whatever ``Trainer`` was given."""
 
     def global_rank(self) -> int:
         return self._session.rank

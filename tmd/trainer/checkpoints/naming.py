@@ -103,8 +103,8 @@ class Names:
     def digest(self) -> str:
         """Digest (hex, xxh3-128) of all names without a prefix, to compare ranks."""
         params = (name for names in self._params for name in names)
-        said = "\n".join(dotted(name) for name in (*params, *self._buffers))
-        return xxhash.xxh3_128(said.encode()).hexdigest()
+        text = "\n".join(dotted(name) for name in (*params, *self._buffers))
+        return xxhash.xxh3_128(text.encode()).hexdigest()
 
     def place(self, number: int, rank: int, placing: Placing) -> Path:
         """The name of a unit's parameter in a checkpoint."""

@@ -158,8 +158,8 @@ def restore(
     kept = []
     for number in range(len(names.units)):
         param = names.place(number, rank, place)
-        said = own if same else values_of(reading.writer(param))
-        found, values = _optimizer_state(reading, names, number, param, said["kept"])
+        written = own if same else values_of(reading.writer(param))
+        found, values = _optimizer_state(reading, names, number, param, written["kept"])
         found[param] = names.units.params[number]
         if found.keys() & targets.keys():
             reading.into(found)  # was tied to another tensor
@@ -185,14 +185,14 @@ def restore(
 
 
 def _optimizer_state(
-    reading: CheckpointReader, names: Names, number: int, param: Name, said: dict[str, Any]
+    reading: CheckpointReader, names: Names, number: int, param: Name, written: dict[str, Any]
 ) -> tuple[dict[Name, Tensor], dict[str, Any]]:
     """Tensors that receive the optimizer state of a unit, and the complete state, which contains
     them."""
     name, units = names.names(number)[0], names.units
-    if name not in said:
+    if name not in written:
         return {}, {}
-    at, keys, rest = (said[name][what] for what in ("at", "keys", "values"))
+    at, keys, rest = (written[name][what] for what in ("at", "keys", "values"))
     state = (*prefix_of(param), *at)
     found = {}
     for key in reading.saved.below(state):
@@ -209,8 +209,8 @@ def _optimizer_state(
 def _values(reading: CheckpointReader, rank: int) -> dict[str, Any]:
     """Values other than tensors that a rank has written."""
     layout, tensors = _private(reading, rank, "more")
-    said: dict[str, Any] = unflatten(layout, iter(tensors))
-    return said
+    written: dict[str, Any] = unflatten(layout, iter(tensors))
+    return written
 
 
 def _private(reading: CheckpointReader, rank: int, name: str) -> tuple[Layout, list[Tensor]]:

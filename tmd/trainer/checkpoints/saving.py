@@ -65,7 +65,7 @@ class Saving:
         if step is not None:
             self._before = opened(folder, step)
             own = json.encode(self._named().claims(rank)).decode()
-            claims = [json.decode(said, type=list[Path]) for said in gathered(own)]
+            claims = [json.decode(text, type=list[Path]) for text in gathered(own)]
             self._place = placing(self._before.saved, claims)
             check(self._before, claims, self._place, self._size)
         if rank == 0:

@@ -80,8 +80,8 @@ def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
         for number in range(len(names.units))
         for name in names.names(number)
     }
-    said = {"kept": kept, "modules": [*names.modules], "seed": seed, "names": names.digest}
-    more = flatten(said)
+    others = {"kept": kept, "modules": [*names.modules], "seed": seed, "names": names.digest}
+    more = flatten(others)
     found: dict[Path, Tensor] = {}
     for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):
         for number, tensor in enumerate((_as_tensor(layout), *tensors)):

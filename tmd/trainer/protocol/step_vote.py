@@ -67,13 +67,13 @@ def exchange(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:
     rank, size = fabric.rank or 0, fabric.size or 1
     if fabric.passes.shrunk:
         rank, size = fabric.passes.seat
-    said = {rank: own}
+    values = {rank: own}
     offset = 1
     while offset < size:
-        heard = fabric.shift(msgpack.encode(said), offset)
-        said |= msgpack.decode(heard, type=dict[int, kind])  # type: ignore[valid-type]
+        received = fabric.shift(msgpack.encode(values), offset)
+        values |= msgpack.decode(received, type=dict[int, kind])  # type: ignore[valid-type]
         offset *= 2
-    return tuple(said[rank] for rank in range(size))
+    return tuple(values[rank] for rank in range(size))
 
 
 def gather(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:

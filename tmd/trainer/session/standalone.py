@@ -117,9 +117,9 @@ class StandaloneHooks:
         size = self._status.world_size
         if size == 1:
             return (own,)
-        said: list[str] = [""] * size
-        torch.distributed.all_gather_object(said, own)
-        return tuple(said)
+        values: list[str] = [""] * size
+        torch.distributed.all_gather_object(values, own)
+        return tuple(values)
 
     def resumed(self, step: int) -> None:
         self._status = structs.replace(self._status, step=step)

@@ -217,11 +217,11 @@ class ShadowReceiver:
             return
         arrival = self._take(group)
         frame, values = arrival.frame, arrival.tensors
-        told = frame.op if isinstance(frame, Output) else type(frame).__name__
+        theirs = frame.op if isinstance(frame, Output) else type(frame).__name__
         here, there = _shown(outputs), _shown(values)
-        if (told, there) != (op, here):
+        if (theirs, there) != (op, here):
             raise self._differs(
-                f"the script calls different collectives: {op} {here} here, {told} {there} there"
+                f"the script calls different collectives: {op} {here} here, {theirs} {there} there"
             )
         given = frame.given if isinstance(frame, Output) else ""
         if given and given != digest_of_inputs(op, inputs):

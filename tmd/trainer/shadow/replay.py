@@ -57,8 +57,8 @@ class ReplaySession(ShadowSession):
 
     def status(self) -> ShadowStatus:
         """Reported without a verified state: no recovery may rely on a replay."""
-        told = super().status()
-        return structs.replace(told, verified=None, lag_s=0.0) if self._recorded else told
+        status = super().status()
+        return structs.replace(status, verified=None, lag_s=0.0) if self._recorded else status
 
     def give_way(self, directive: Directive) -> None:
         """End the replay for another directive (any thread). It needs no link, and a recovery

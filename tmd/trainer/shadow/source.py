@@ -166,7 +166,7 @@ class ShadowSource:
             grads = [part(g) for i in given if (g := params[i].grad) is not None]
             self._put(frames.Tail(step, number, tuple(given), layout), [*grads, *values])
 
-    def said(self, channel: str, payload: bytes) -> None:
+    def send_result(self, channel: str, payload: bytes) -> None:
         """Send the result of a vote or a shift."""
         if self._stage is SourceStage.LIVE:
             self._put(ControlMessage(channel, payload))

@@ -148,12 +148,12 @@ class ShadowSources:
     def voted(self, result: Sequence[int]) -> None:
         """A vote has ended."""
         for mirror in self._mirrors:
-            mirror.said(VOTE, msgpack.encode(list(result)))
+            mirror.send_result(VOTE, msgpack.encode(list(result)))
 
     def shifted(self, offset: int, payload: bytes) -> None:
         """A shift has ended."""
         for mirror in self._mirrors:
-            mirror.said(f"{SHIFT}{offset}", payload)
+            mirror.send_result(f"{SHIFT}{offset}", payload)
 
     # --- door thread ------------------------------------------------------------------------------
 

@@ -54,9 +54,9 @@ class Fit:
         layouts, buffers = self._state.layouts, self._state.local.has_buffers
         role = Role(structure_of(layouts, groups), group_of(alike, rank), buffers, part_of(layouts))
         own = (packed_row(groups, self._fabric.size or 1), role)
-        said = gather(self._fabric, own, tuple[tuple[GroupView, ...], Role])
-        self._fabric.learn(unpacked(tuple(row for row, _ in said)))
-        roles = tuple(role for _, role in said)
+        rows = gather(self._fabric, own, tuple[tuple[GroupView, ...], Role])
+        self._fabric.learn(unpacked(tuple(row for row, _ in rows)))
+        roles = tuple(role for _, role in rows)
         if why := contradiction(roles):
             raise ValueError(why)
         self._know(roles)

@@ -107,9 +107,9 @@ class RankMigration:
         link: Link | None = None
         refusal: str | Rebuild
         try:
-            link, said = ask(self._fabric, directive)
+            link, answer = ask(self._fabric, directive)
             # Without an offer the state itself is checked later.
-            refusal = "" if said.offer is None else self._misfit(directive, said.offer)
+            refusal = "" if answer.offer is None else self._misfit(directive, answer.offer)
             if not refusal:
                 self._fabric.prepare(
                     directive.membership,
@@ -130,12 +130,12 @@ class RankMigration:
         # Without the rank: on the way to its data position, scripts save and print on rank 0.
         self._fit.rest()
         timings = {"prepare": time.monotonic() - started}
-        if self.driver.enabled and isinstance(said, Opening):
-            self.driver.begin(directive, link, said.offer, timings)
+        if self.driver.enabled and isinstance(answer, Opening):
+            self.driver.begin(directive, link, answer.offer, timings)
         else:
             link.close()
             off = "the live shadow is switched off"
-            why = said.reason if isinstance(said, Dropped) else off
+            why = answer.reason if isinstance(answer, Dropped) else off
             self._go_without_shadow(directive, why, timings)
         return None
 

@@ -257,14 +257,14 @@ class ShadowDriver:
         timings, recalls = self._reporter.status.timings, self._recalls - 1
         self.end()
         try:
-            link, said = ask(self._fabric, directive)
+            link, answer = ask(self._fabric, directive)
         except LinkError:
             return False
-        if isinstance(said, Dropped):
+        if isinstance(answer, Dropped):
             link.close()
             return False
         log.warning("plan %s: the link broke, shadowing again: %s", directive.plan, error)
-        self.begin(directive, link, said.offer, timings, recalls)
+        self.begin(directive, link, answer.offer, timings, recalls)
         return True
 
     def _lateness(self, following: ShadowSession, error: LinkError) -> str:
@@ -273,7 +273,7 @@ class ShadowDriver:
 
     def _take(self, following: ShadowSession) -> ShadowEnd | None:
         """The vote has given this worker the rank, and it has the state."""
-        directive, told = following.directive, following.status()
+        directive, status = following.directive, following.status()
         assert isinstance(directive, Prepare)
         other = directive.plays != directive.rank
         if other and not directive.adopted:
@@ -286,7 +286,7 @@ class ShadowDriver:
             rank=directive.rank,
             epoch=directive.membership.epoch,
             shadow=None,
-            timings={**self._reporter.status.timings, "transfer": 0.0, "lag": told.lag_s},
+            timings={**self._reporter.status.timings, "transfer": 0.0, "lag": status.lag_s},
         )
         if other:
             # It has computed the batches of the source's rank.
@@ -297,26 +297,26 @@ class ShadowDriver:
         """Begin to shadow a rank, or return the rebuild that must come first."""
         self.attempts.begin()
         try:
-            link, said = ask(self._fabric, directive)
+            link, answer = ask(self._fabric, directive)
         except LinkError as error:
             log.info("rank %d cannot be shadowed now: %s", directive.rank, error)
             return None
-        if isinstance(said, Dropped):
+        if isinstance(answer, Dropped):
             link.close()
-            if self._units.divided and said.offer is not None:
-                self.not_tried(directive, note=NOT_SHADOWED, heard=said.offer.roles)
+            if self._units.divided and answer.offer is not None:
+                self.not_tried(directive, note=NOT_SHADOWED, roles=answer.offer.roles)
             # Otherwise the source is in a recovery, which may need the state shadowed so far.
             return None
         self.end()
-        refusal = self._fit.refusal(directive.rank, said.offer)
+        refusal = self._fit.refusal(directive.rank, answer.offer)
         if not refusal:
-            self.begin(directive, link, said.offer, {})
+            self.begin(directive, link, answer.offer, {})
             return None
         link.close()
         if isinstance(refusal, Rebuild):
             self.attempts.repeat()
             return refusal
-        self.not_tried(directive, refusal=refusal, heard=said.offer.roles)
+        self.not_tried(directive, refusal=refusal, roles=answer.offer.roles)
         return None
 
     def not_tried(
@@ -325,19 +325,19 @@ class ShadowDriver:
         *,
         refusal: str = "",
         note: str = "",
-        heard: Sequence[Role] = (),
+        roles: Sequence[Role] = (),
     ) -> None:
-        """Report why no step was rehearsed. ``heard``: the roles of all ranks, if just received."""
+        """Report why no step was rehearsed. ``roles``: those of all ranks, if just received."""
         verdict = Rehearsal(0, 0.0, refusal, note, directive.request)
-        self._found(directive, verdict, heard)
+        self._found(directive, verdict, roles)
         self._reporter.update(shadow=None)
 
-    def _found(self, directive: ShadowRank, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+    def _found(self, directive: ShadowRank, verdict: Rehearsal, roles: Sequence[Role] = ()) -> None:
         if verdict.refusal:
             log.error("this standby gets no rank until a rehearsal succeeds: %s", verdict.refusal)
         else:
             log.info("rehearsed rank %d: %s", directive.plays, verdict.note or "same bits")
-        self._reporter.report_rehearsal(directive.plays, verdict, heard)
+        self._reporter.report_rehearsal(directive.plays, verdict, roles)
         self.attempts.settle(directive)
 
     def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:

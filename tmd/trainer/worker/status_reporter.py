@@ -142,11 +142,11 @@ class StatusReporter:
         """Ranks whose state equals that of ``rank``, including it, as far as known."""
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)
 
-    def report_rehearsal(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
-        """Report ``verdict`` on ``rank`` and on ranks of its role. ``heard``: roles of all ranks,
+    def report_rehearsal(self, rank: int, verdict: Rehearsal, roles: Sequence[Role] = ()) -> None:
+        """Report ``verdict`` on ``rank`` and on ranks of its role. ``roles``: those of all ranks,
         if newer than the known ones."""
-        roles = [each.structure for each in heard or self._roles.known]
-        self.update(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
+        structures = [role.structure for role in roles or self._roles.known]
+        self.update(rehearsed=noted(self._status.rehearsed, verdict, rank, structures), now=False)
 
     def report_snapshots(self, kept: tuple[Kept, ...]) -> None:
         """Report the snapshots in this worker's memory."""

@@ -3,7 +3,7 @@
 import { byId, el } from "./dom.js";
 
 const TOKEN = "tmd-token";
-const SAID_MS = 6000;
+const NOTICE_MS = 6000;
 
 // The token lives as long as the tab, and no other origin can read it.
 const token = () => sessionStorage.getItem(TOKEN) ?? "";
@@ -13,20 +13,20 @@ const WORK = {
     title: `Drain ${of.host}?`, action: "Drain",
     text: "Its ranks move to standbys while training runs. It gets no rank until it is undrained.",
     options: [["leave", "Its workers exit afterwards"], ["soft", "It may take ranks again after a loss"]],
-    body: (chosen) => ({ host: of.host, ...chosen, by: "page" }), said: `The drain of ${of.host} is requested.`,
+    body: (chosen) => ({ host: of.host, ...chosen, by: "page" }), done: `The drain of ${of.host} is requested.`,
   }),
   undrain: (of) => ({
     title: `Undrain ${of.host}?`, action: "Undrain", text: "Its workers may get ranks again.",
-    body: () => ({ host: of.host }), said: `${of.host} is undrained.`,
+    body: () => ({ host: of.host }), done: `${of.host} is undrained.`,
   }),
   pause: () => ({
     title: "Pause new plans?", action: "Pause",
     text: "No plan is opened any more, also not after a loss, until somebody resumes. Plans under way go on.",
-    body: () => ({}), said: "New plans are paused.",
+    body: () => ({}), done: "New plans are paused.",
   }),
   resume: () => ({
     title: "Resume?", action: "Resume", text: "New plans are opened again, and an open breaker is closed.",
-    body: () => ({}), said: "New plans are opened again.",
+    body: () => ({}), done: "New plans are opened again.",
   }),
 };
 
@@ -70,8 +70,8 @@ export function locked() {
 }
 
 function say(text) {
-  byId("said").textContent = text;
-  setTimeout(() => { if (byId("said").textContent === text) byId("said").textContent = ""; }, SAID_MS);
+  byId("notice").textContent = text;
+  setTimeout(() => { if (byId("notice").textContent === text) byId("notice").textContent = ""; }, NOTICE_MS);
 }
 
 async function submit(event) {
@@ -90,7 +90,7 @@ async function submit(event) {
   byId("ask-problem").textContent = problem;
   if (problem) return;
   byId("ask").close();
-  say(asked.said);
+  say(asked.done);
 }
 
 const chosen = (form) => Object.fromEntries(

@@ -31,7 +31,7 @@ export class Feed {
       if (source.readyState === EventSource.CLOSED) setTimeout(() => this.open(), AGAIN_MS);
     });
     on("away", ({ away }) => this.say(away, "bad"));
-    on("alert", (alert) => this.heard(alert));
+    on("alert", (alert) => this.received(alert));
     on("whole", (whole) => {
       this.rows.clear();
       this.samples.clear();
@@ -67,7 +67,7 @@ export class Feed {
     this.changed(kinds);
   }
 
-  heard(alert) {
+  received(alert) {
     this.log.unshift(alert);
     this.log.length = Math.min(this.log.length, LOGGED);
     this.changed(new Set(["log"]));

@@ -114,8 +114,8 @@ export function watchHeat() {
   canvas.addEventListener("pointermove", (event) => {
     if (!shown) return;
     const left = event.offsetX - AXIS, width = canvas.clientWidth - AXIS, height = canvas.clientHeight - DOTS_HEIGHT;
-    const said = [cellAt(left, event.offsetY, width, height), markAt(left, width)];
-    byId("heat-at").textContent = said.filter(Boolean).join(" — ");
+    const lines = [cellAt(left, event.offsetY, width, height), markAt(left, width)];
+    byId("heat-at").textContent = lines.filter(Boolean).join(" — ");
   });
   canvas.addEventListener("pointerleave", () => { byId("heat-at").textContent = ""; });
 }
