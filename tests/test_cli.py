@@ -261,19 +261,19 @@ def test_a_recorded_view_is_explained(config, store, spare, tmp_path):
     recorded = tmp_path / "view.json"
     recorded.write_text(tmd("status", "--json", "-c", config).stdout)
     nowhere = {"TMD_REDIS__URL": "redis://127.0.0.1:1/0"}
-    told = tmd("policy", "explain", "--view", recorded, "-c", config, env=nowhere)
+    answer = tmd("policy", "explain", "--view", recorded, "-c", config, env=nowhere)
     data = json.loads(tmd("policy", "explain", "--view", recorded, "--json", "-c", config).stdout)
     live = tmd("policy", "explain", "-c", config).stdout
 
-    assert told.returncode == 0, told.stderr
-    assert "replace_failed: failed h1/job/0.a: h1/job/0.a: silent" in told.stdout
-    assert "drain_requested: drain h2/job/0.a: drain of h2 requested by ann" in told.stdout
-    assert "job: failover" in told.stdout
+    assert answer.returncode == 0, answer.stderr
+    assert "replace_failed: failed h1/job/0.a: h1/job/0.a: silent" in answer.stdout
+    assert "drain_requested: drain h2/job/0.a: drain of h2 requested by ann" in answer.stdout
+    assert "job: failover" in answer.stdout
     assert [r["verdict"]["policy"] for r in data["rulings"]] == [
         "replace_failed",
         "drain_requested",
     ]
-    assert live == told.stdout
+    assert live == answer.stdout
 
 
 def test_what_policies_may_not_act_on_is_explained(config, tmp_path):
@@ -294,13 +294,13 @@ def test_what_policies_may_not_act_on_is_explained(config, tmp_path):
     recorded = tmp_path / "view.json"
     view = {"hosts": [{"host": "h1", "incarnation": "i", "alerts": [alert]}]}
     recorded.write_text(json.dumps({**view, "breaker": {"open": True, "reason": "too much"}}))
-    told = tmd("policy", "explain", "--view", recorded, "-c", config).stdout
+    answer = tmd("policy", "explain", "--view", recorded, "-c", config).stdout
     recorded.write_text("[]")
     broken = tmd("policy", "explain", "--view", recorded, "-c", config)
 
-    assert "h1: nvml.ecc of gpu:0 moves no rank: strategy of nvml is observe" in told
-    assert "the circuit breaker is open: too much" in told
-    assert "no policy requests anything" in told
+    assert "h1: nvml.ecc of gpu:0 moves no rank: strategy of nvml is observe" in answer
+    assert "the circuit breaker is open: too much" in answer
+    assert "no policy requests anything" in answer
     assert broken.returncode == 1
     assert "tmd status --json" in broken.stderr
 
@@ -370,14 +370,14 @@ def test_an_open_breaker_is_shown_and_closed_by_resume(config, store):
     """Who closed it, and when, is in the alert stream."""
     store(lambda s: s.set_breaker(Breaker(open=True, reason="half of the hosts", at=5.0)))
     shown = tmd("status", "-c", config).stdout
-    told = json.loads(tmd("status", "--json", "-c", config).stdout)["breaker"]
+    answer = json.loads(tmd("status", "--json", "-c", config).stdout)["breaker"]
     resumed = tmd("resume", "-c", config)
     again = tmd("resume", "-c", config)
     breaker = store(lambda s: s.snapshot()).breaker
     ((_, alert),) = store(lambda s: s.alerts("", limit=10))
 
     assert "CIRCUIT BREAKER OPEN: half of the hosts" in shown
-    assert (told["open"], told["reason"]) == (True, "half of the hosts")
+    assert (answer["open"], answer["reason"]) == (True, "half of the hosts")
     assert "circuit breaker closed" in resumed.stdout
     assert "circuit breaker closed" not in again.stdout
     assert (breaker.open, breaker.at > 5.0) == (False, True)
@@ -393,7 +393,7 @@ def test_draining_while_paused_is_said(config, store, running):
 
 
 def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
-    """Exit status 1 if a standby turns out unfit; who waits on no standby is told so."""
+    """Exit status 1 if a standby turns out unfit; a host without a standby is an error."""
     idle = structs.replace(worker_status("h3/job/0.a"), activity=Activity.STANDBY)
 
     async def appear(s):
@@ -440,9 +440,9 @@ def test_what_a_standby_has_rehearsed_is_shown(config, store, running):
     assert verdicts_of(several) == f"ranks 1-2: {same}; ranks 3: unfit: other shapes"
     status = structs.replace(idle, rehearsed=several)
     store(lambda s: s.put_host(HostStatus("h3", "i", workers=(status,)), ttl_s=60, wake=False))
-    told = json.loads(tmd("status", "--json", "-c", config).stdout)
-    (told,) = [w for h in told["hosts"] if h["host"] == "h3" for w in h["workers"]]
-    assert [(v["role"], v["ranks"]) for v in told["rehearsed"]] == [
+    answer = json.loads(tmd("status", "--json", "-c", config).stdout)
+    (answer,) = [w for h in answer["hosts"] if h["host"] == "h3" for w in h["workers"]]
+    assert [(v["role"], v["ranks"]) for v in answer["rehearsed"]] == [
         ("middle", [1, 2]),
         ("last", [3]),
     ]
@@ -515,7 +515,7 @@ def test_config_show_is_a_configuration(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "sentence"),
     [
         (("status", "-c", "/none.toml"), 2, "no configuration file /none.toml"),
         (("status", "-c", "/dev/null"), 2, "tmd demo"),
@@ -524,11 +524,11 @@ def test_config_show_is_a_configuration(config, tmp_path):
         (("no-such-verb",), 2, "No such command"),
     ],
 )
-def test_errors_are_a_sentence_and_a_status(arguments, code, said):
+def test_errors_are_a_sentence_and_a_status(arguments, code, sentence):
     done = tmd(*arguments)
 
     assert done.returncode == code
-    assert said in done.stderr
+    assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -663,7 +663,7 @@ def test_an_error_of_a_switch_is_explained_with_its_source():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("sxid", 99999), "SXid 99999 is not in the table (SXids 10001 to"),
         (("sxid",), "'sxid' is neither NUMBER nor 'sxid NUMBER'"),
@@ -671,11 +671,11 @@ def test_an_error_of_a_switch_is_explained_with_its_source():
         (("nic", 79), "'nic 79' is neither NUMBER"),
     ],
 )
-def test_what_cannot_be_explained_is_an_error_that_says_why(words, said):
+def test_what_cannot_be_explained_is_an_error_that_says_why(words, sentence):
     done = tmd("xid", "explain", *words)
 
     assert done.returncode == 2
-    assert said in done.stderr
+    assert sentence in done.stderr
 
 
 def test_all_errors_of_switches_are_listed():

@@ -1,4 +1,4 @@
-"""``tmd inject`` beside a real daemon: what operators see, and what the cluster is told."""
+"""``tmd inject`` beside a real daemon: what operators see, and what the cluster learns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Daemon:
                 env={**ENVIRONMENT, "TMD_HOST__STATE_DIR": str(self._state)},
             )
         until(lambda: (self.config.parent / "tmd.sock").exists(), "the daemon serves")
-        until(lambda: self._store(lambda s: s.snapshot()).hosts, "its host is heard")
+        until(lambda: self._store(lambda s: s.snapshot()).hosts, "its host has reported")
         return seen
 
     def reload(self):
@@ -73,7 +73,7 @@ class Daemon:
     def alerts(self):
         return [alert for _, alert in self._store(lambda s: s.alerts("", limit=100))]
 
-    def heard(self, number):
+    def received(self, number):
         return until(lambda: a if len(a := self.alerts) >= number else None, "it is published")
 
 
@@ -97,9 +97,9 @@ def test_an_xid_is_injected_as_its_detector_would_say_it(daemon, config):  # noq
     """Fatal by the table, marked as injected, seen by status, on record in the daemon's log."""
     host = daemon(ON + ACTING)
     done = tmd("inject", "xid", 79, "--gpu", GPU, "-c", config)
-    (alert,) = host.heard(1)
+    (alert,) = host.received(1)
     ended = tmd("inject", "--clear", "-c", config)
-    over = host.heard(2)[1]
+    over = host.received(2)[1]
 
     assert done.returncode == 0, done.stderr
     assert "injected on h1: fatal  xid.79  pci:0000:3b:00.0  INJECTED by" in done.stdout
@@ -109,15 +109,15 @@ def test_an_xid_is_injected_as_its_detector_would_say_it(daemon, config):  # noq
     assert any("rehearsal" in line for line in alert.evidence)
     assert "cleared: fatal  xid.79" in ended.stdout
     assert (over.id, over.state) == (alert.id, State.CLEARED)
-    said = host.log.read_text()
-    assert "finding injected" in said
-    assert "injected finding withdrawn" in said
+    written = host.log.read_text()
+    assert "finding injected" in written
+    assert "injected finding withdrawn" in written
 
 
 def test_an_error_of_a_switch_is_injected_as_its_detector_would_say_it(daemon, config):  # noqa: F811
     host = daemon(ON + ACTING)
     done = tmd("inject", "sxid", 20034, "--switch", "05:00.0", "-c", config)
-    (alert,) = host.heard(1)
+    (alert,) = host.received(1)
     ended = tmd("inject", "sxid", 20034, "--clear", "-c", config)
 
     assert done.returncode == 0, done.stderr
@@ -130,11 +130,11 @@ def test_for_programs_and_for_a_while(daemon, config):  # noqa: F811
     host = daemon(ON)
     arguments = ("--entity", "nic:eth0", "--severity", "degraded", "--message", "no carrier")
     done = tmd("inject", "nic.down", *arguments, "--for", "0.2", "--json", "-c", config)
-    told = json.loads(done.stdout)
-    raised, over = host.heard(2)
+    answer = json.loads(done.stdout)
+    raised, over = host.received(2)
 
-    assert (told["alert"]["id"], told["for_s"], told["hold_s"]) == (raised.id, 0.2, 0.0)
-    assert told["alert"]["message"].endswith(": no carrier")
+    assert (answer["alert"]["id"], answer["for_s"], answer["hold_s"]) == (raised.id, 0.2, 0.0)
+    assert answer["alert"]["message"].endswith(": no carrier")
     assert (over.state, over.message) == (State.CLEARED, "injection: it has expired")
 
 
@@ -142,7 +142,7 @@ def test_a_dry_run_says_what_would_follow_and_raises_nothing(daemon, config):  #
     """Also with the switch off, and then it says so."""
     host = daemon(ACTING)
     done = tmd("inject", "xid", 79, "--gpu", GPU, "--dry-run", "-c", config)
-    told = json.loads(
+    answer = json.loads(
         tmd("inject", "nic.down", "--severity", "fatal", "--dry-run", "--json", "-c", config).stdout
     )
 
@@ -150,7 +150,7 @@ def test_a_dry_run_says_what_would_follow_and_raises_nothing(daemon, config):  #
     assert "would be raised: fatal  xid.79" in done.stdout
     assert "no policy requests anything" in done.stdout
     assert f"[inject] enabled = true in {config}" in done.stderr
-    (withheld,) = told["withheld"]
+    (withheld,) = answer["withheld"]
     assert withheld["why"] == "strategy of injected:nic is observe"
     assert host.alerts == []
 
@@ -174,11 +174,11 @@ def test_off_by_default_and_switched_on_and_off_by_a_reload(daemon, config):  # 
     host.write(ON)
     host.reload()
     done = tmd("inject", "nic.down", "-c", config)
-    raised = host.heard(1)
+    raised = host.received(1)
     host.write("")
     host.log.write_text("")
     host.reload()
-    over = host.heard(2)[1]
+    over = host.received(2)[1]
 
     assert refused.returncode == 1
     assert f"set [inject] enabled = true in {config}" in refused.stderr
@@ -190,10 +190,10 @@ def test_off_by_default_and_switched_on_and_off_by_a_reload(daemon, config):  # 
 def test_a_daemon_that_is_killed_ends_it_when_it_is_back(daemon, config):  # noqa: F811
     host = daemon(ON)
     tmd("inject", "nic.down", "--for", 0, "-c", config)
-    (raised,) = host.heard(1)
+    (raised,) = host.received(1)
     host.kill()
     host.start()
-    over = host.heard(2)[1]
+    over = host.received(2)[1]
 
     assert (over.id, over.state) == (raised.id, State.CLEARED)
     assert over.message == "injection: the daemon was restarted"
@@ -211,7 +211,7 @@ def test_the_daemon_refuses_what_no_detector_of_its_host_finds(daemon, config): 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "sentence"),
     [
         (("nic.down",), 1, "no daemon answers at"),
         (("nic.down", "--clear"), 1, "is tmd running on this host"),
@@ -232,11 +232,11 @@ def test_the_daemon_refuses_what_no_detector_of_its_host_finds(daemon, config): 
         (("nic.down", "--for", "-1"), 2, "'--for'"),
     ],
 )
-def test_mistakes_are_a_sentence_and_a_status(config, arguments, code, said):  # noqa: F811
+def test_mistakes_are_a_sentence_and_a_status(config, arguments, code, sentence):  # noqa: F811
     done = tmd("inject", *arguments, "-c", config)
 
     assert done.returncode == code
-    assert said in done.stderr
+    assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 

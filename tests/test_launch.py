@@ -69,7 +69,7 @@ class Started:
                 return line
         raise AssertionError(f"{words!r} is not in:\n{''.join(lines)}")
 
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         """All that is still printed, once everything has ended."""
         return self.process.communicate(timeout=60)[0].splitlines()
 
@@ -108,7 +108,7 @@ def test_a_script_that_succeeds_is_success(launch: Callable[..., Started]) -> No
     """Also without a daemon: the launcher goes on trying to reach one."""
     started = launch("print('done', flush=True)")
 
-    assert started.said() == ["done"]
+    assert started.output() == ["done"]
     assert started.process.returncode == 0
 
 
@@ -117,7 +117,7 @@ def test_a_script_that_fails_is_started_again_so_often(launch: Callable[..., Sta
     script = "import os, sys\nprint(os.environ['TMD_RESTARTS'], flush=True)\nsys.exit(7)"
     started = launch(script, "--max-restarts", "2")
 
-    assert started.said() == ["0", "1", "2"]
+    assert started.output() == ["0", "1", "2"]
     assert started.process.returncode == 7
 
 
@@ -147,7 +147,7 @@ def test_the_script_finds_what_torchrun_sets(launch: Callable[..., Started]) -> 
     script = f"import os\nfor n in {names}: print(n, os.environ[n], flush=True)"
     started = launch(script, "--nnodes", "4")
 
-    assert dict(line.split() for line in started.said()) == {
+    assert dict(line.split() for line in started.output()) == {
         **TORCHRUN,
         "TMD_JOB": "j",
         "TMD_WORLD_SIZE": "4",
@@ -163,7 +163,7 @@ def test_an_environment_from_outside_does_not_shine_through(
     names = ("RANK", "TORCHELASTIC_USE_AGENT_STORE")
     started = launch(f"import os\nprint(*(os.environ.get(n) for n in {names}))")
 
-    assert started.said() == ["0 None"]
+    assert started.output() == ["0 None"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -194,7 +194,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(launch: Callable[..., Started])
 # --- what cannot be started, and what does not join -----------------------------------------------
 
 
-def told(
+def launched(
     config: Path, *command: str, options: tuple[str, ...] = (), end: tuple[str, ...] = ("--",)
 ) -> tuple[int, str, str]:
     """Exit status, and what a launcher and its workers print. ``end``: ends its own options."""
@@ -217,7 +217,7 @@ def test_options_after_the_script_are_its_own(config: Path, end: tuple[str, ...]
     """Also one that the launcher has as well, and one that it would refuse."""
     config.with_name("own.py").write_text("import sys; print(sys.argv[1:])")
     options = ("--epochs", "3", "--job", "mine", "-v")
-    status, output, _ = told(config, "own.py", *options, end=end)
+    status, output, _ = launched(config, "own.py", *options, end=end)
 
     assert (status, output) == (0, f"{list(options)}\n")
 
@@ -229,7 +229,7 @@ def test_a_command_that_is_not_there_is_refused_at_once(
     config: Path, command: tuple[str, ...]
 ) -> None:
     """Exit status 2 and one line, before any worker is started."""
-    status, output, errors = told(config, *command)
+    status, output, errors = launched(config, *command)
 
     assert status == 2
     assert output == ""
@@ -244,7 +244,7 @@ def test_a_command_that_the_system_refuses_is_named(config: Path) -> None:
     program.write_bytes(b"\x00\x01\x02")
     program.chmod(0o755)
 
-    status, _, errors = told(config, str(program))
+    status, _, errors = launched(config, str(program))
 
     assert status == 2
     assert f"tmd launch: cannot start {program}: [Errno" in errors
@@ -253,7 +253,7 @@ def test_a_command_that_the_system_refuses_is_named(config: Path) -> None:
 def test_a_module_is_run_as_torchrun_runs_it(config: Path) -> None:
     config.with_name("training.py").write_text("import sys\nprint(sys.argv[1:], flush=True)")
 
-    status, output, _ = told(config, "-m", "training", "--lr", "1")
+    status, output, _ = launched(config, "-m", "training", "--lr", "1")
 
     assert (status, output) == (0, "['--lr', '1']\n")
 
@@ -262,7 +262,7 @@ def test_a_script_that_never_joins_is_told_so(config: Path) -> None:
     """It may have trained well, but nothing was protected."""
     config.with_name("alone.py").write_text("")
 
-    status, _, errors = told(config, "alone.py")
+    status, _, errors = launched(config, "alone.py")
 
     assert status == 0
     assert "the script has ended and it has not called tmd.trainer.join()" in errors
@@ -272,7 +272,9 @@ def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
     """How often it is tried again and when, and at last that it is not."""
     config.with_name("wrong.py").write_text("import nothing_of_the_kind")
 
-    status, _, errors = told(config, "wrong.py", options=("--max-restarts=1", "--restart-delay=0"))
+    status, _, errors = launched(
+        config, "wrong.py", options=("--max-restarts=1", "--restart-delay=0")
+    )
 
     assert status == 1
     again, never = (line for line in errors.splitlines() if " restart" in line)
@@ -335,7 +337,7 @@ else:
     )
     refused = started.until("a worker cannot be restarted")
     folder.unlink()
-    started.said()
+    started.output()
 
     assert str(folder) in refused
     assert witness.exists()
@@ -364,7 +366,7 @@ def test_restarts_that_are_refused_are_counted(
     )
     refused = started.until("not restarted: --max-restarts is used up")
     fifo.open("w").close()
-    started.said()
+    started.output()
 
     assert f"cannot start {program}: [Errno 2]" in refused
     assert witness.exists()

@@ -1,5 +1,5 @@
-"""The end of a process is told while it still ends; that it takes its leave is not, and strangers
-are not believed."""
+"""The end of a process is reported while it still ends. A process that releases its futex is not
+reported, and strangers are not believed."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ for line in sys.stdin:
 """
 
 
-class Told:
-    """What a watch has said."""
+class Ended:
+    """What a watch has reported."""
 
     def __init__(self) -> None:
         self._called = threading.Event()
@@ -64,8 +64,8 @@ class Holder:
         fd, self.thread = map(int, self._line().split())
         self.fd = os.open(f"/proc/{process.pid}/fd/{fd}", os.O_RDWR)
 
-    def watch(self, told: Told) -> FutexWatch:
-        return FutexWatch(self.fd, self.thread, told)
+    def watch(self, ended: Ended) -> FutexWatch:
+        return FutexWatch(self.fd, self.thread, ended)
 
     def do(self, what: str) -> None:
         """Let it do something, and wait for it."""
@@ -113,56 +113,56 @@ def over(watch: FutexWatch) -> None:
 
 
 def test_a_killed_process_is_told_of(holder):
-    told = Told()
-    holder.watch(told)
+    ended = Ended()
+    holder.watch(ended)
     holder.kill()
 
-    assert told.within(PATIENCE)
+    assert ended.within(PATIENCE)
 
 
 def test_it_is_told_of_before_the_process_is_gone(holder):
     """The kernel marks what a thread held as it ends, whatever the rest of the process still does:
     here it goes on for good."""
-    told = Told()
-    holder.watch(told)
+    ended = Ended()
+    holder.watch(ended)
     holder.do("thread ends")
 
-    assert told.within(PATIENCE)
+    assert ended.within(PATIENCE)
     assert holder.process.poll() is None
 
 
 def test_a_process_that_takes_its_leave_is_not_told_of(holder):
-    told = Told()
-    watch = holder.watch(told)
+    ended = Ended()
+    watch = holder.watch(ended)
     holder.do("let go")
     holder.kill()
     over(watch)
 
-    assert not told.within(0)
+    assert not ended.within(0)
 
 
 def test_a_child_cannot_take_its_parents_leave(holder):
-    told = Told()
+    ended = Ended()
     holder.do("fork")
-    holder.watch(told)
+    holder.watch(ended)
     holder.kill()
 
-    assert told.within(PATIENCE)
+    assert ended.within(PATIENCE)
 
 
 def test_a_watch_that_is_closed_tells_nobody(holder):
-    told = Told()
-    watch = holder.watch(told)
+    ended = Ended()
+    watch = holder.watch(ended)
     watch.close()
     holder.kill()
     over(watch)
 
-    assert not told.within(0)
+    assert not ended.within(0)
 
 
 def test_two_may_watch_one_after_the_other(holder):
     """A daemon that was started anew watches again."""
-    first, second = Told(), Told()
+    first, second = Ended(), Ended()
     watch = holder.watch(first)
     watch.close()
     over(watch)
@@ -208,10 +208,10 @@ def test_what_is_no_shared_memory_is_refused(tmp_path, what):
 
 def test_a_page_that_is_gone_ends_the_watch_and_not_the_watcher(holder):
     """A file can be made shorter by its owner while others have it in their memory."""
-    told = Told()
-    watch = holder.watch(told)
+    ended = Ended()
+    watch = holder.watch(ended)
     os.truncate(holder.fd, 0)
     over(watch)
     holder.kill()
 
-    assert not told.within(0)
+    assert not ended.within(0)

@@ -52,7 +52,7 @@ def sync(cluster: dict[str, str], redis_url: str, tmp_path: Path) -> Iterator[An
     settings, _ = parse({"cluster": {"name": name, "secret": SECRET}, "redis": {"url": redis_url}})
     assert settings is not None
 
-    def told(*values: HostStatus | DrainRequest | Alert) -> ClusterView:
+    def reported(*values: HostStatus | DrainRequest | Alert) -> ClusterView:
         async def ask() -> ClusterView:
             store = open_store(settings)
             try:
@@ -75,7 +75,7 @@ def sync(cluster: dict[str, str], redis_url: str, tmp_path: Path) -> Iterator[An
         assert done.returncode == status, done.stderr
         return done.stdout + done.stderr
 
-    yield run, told
+    yield run, reported
     for node in pair(cluster):
         if node.is_drained:
             scontrol(cluster, "update", f"NodeName={node.name}", "State=UNDRAIN")
@@ -102,20 +102,20 @@ def test_slurm_takes_the_example_of_a_job_with_a_spare(
 
 def test_drains_go_one_way_and_findings_the_other(cluster: dict[str, str], sync: Any) -> None:
     """Each is taken back when its cause is over; nothing comes back as an echo."""
-    run, told = sync
-    told(HostStatus("n1", "i"), HostStatus("n2", "i", alerts=(FAULT,)))
+    run, reported = sync
+    reported(HostStatus("n1", "i"), HostStatus("n2", "i", alerts=(FAULT,)))
     scontrol(cluster, "update", "NodeName=n1", "State=DRAIN", "Reason=disk | swap")
     planned = run("--dry-run")
-    untouched = told().drains, pair(cluster)[1].state
+    untouched = reported().drains, pair(cluster)[1].state
     run("--once")
-    view, nodes = told(), pair(cluster)
+    view, nodes = reported(), pair(cluster)
     again = run("--once")
     scontrol(cluster, "update", "NodeName=n1", "State=RESUME")
-    told(HostStatus("n2", "i"))
+    reported(HostStatus("n2", "i"))
     run("--once")
     too_soon = pair(cluster)[1].state
     run("--once", "--resume-after", "0")
-    over, after = told(), pair(cluster)
+    over, after = reported(), pair(cluster)
 
     assert planned.splitlines() == [
         "would drain host n1: slurm: disk | swap",
@@ -135,14 +135,14 @@ def test_a_change_that_fails_stops_no_other_and_is_not_reported_as_done(
     cluster: dict[str, str], sync: Any, tmp_path: Path
 ) -> None:
     """A scontrol that refuses the first node."""
-    run, told = sync
+    run, reported = sync
     broken = tmp_path / "scontrol"
     broken.write_text(
         '#!/bin/sh\ncase "$*" in *NodeName=n1*) echo refused >&2; exit 1;; esac\n'
         f'exec "{shutil.which("scontrol")}" "$@"\n'
     )
     broken.chmod(0o755)
-    told(HostStatus("n1", "i", alerts=(FAULT,)), HostStatus("n2", "i", alerts=(FAULT,)))
+    reported(HostStatus("n1", "i", alerts=(FAULT,)), HostStatus("n2", "i", alerts=(FAULT,)))
     printed = run("--once", status=1, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
     assert [n.state for n in pair(cluster)] == ["idle", "drained"]
@@ -155,12 +155,12 @@ def test_a_change_that_fails_stops_no_other_and_is_not_reported_as_done(
 def test_a_node_of_a_hidden_partition_is_seen_and_a_request_without_a_node_reported(
     cluster: dict[str, str], sync: Any
 ) -> None:
-    run, told = sync
-    told(HostStatus("n3", "i"))
+    run, reported = sync
+    reported(HostStatus("n3", "i"))
     scontrol(cluster, "update", "NodeName=n3", "State=DRAIN", "Reason=disk")
     run("--once")
-    drained = [d.host for d in told().drains]
-    told(DrainRequest("n4", "r", by="slurm: disk"))
+    drained = [d.host for d in reported().drains]
+    reported(DrainRequest("n4", "r", by="slurm: disk"))
     printed = run("--once")
 
     assert drained == ["n3"]
@@ -171,10 +171,10 @@ def test_a_host_that_is_declared_healthy_gets_its_node_back_at_once(
     cluster: dict[str, str], sync: Any, tmp_path: Path
 ) -> None:
     """The verb sees it in the alerts while it runs."""
-    run, told = sync
-    told(HostStatus("n2", "i", alerts=(FAULT,)))
+    run, reported = sync
+    reported(HostStatus("n2", "i", alerts=(FAULT,)))
     run("--once")
-    told(HostStatus("n2", "i"))
+    reported(HostStatus("n2", "i"))
     command = [sys.executable, "-m", "tmd.cli", "slurm", "sync", "-c"]
     environment = {**os.environ, **cluster, "TMD_CLUSTER__SECRET": SECRET}
     with subprocess.Popen(
@@ -184,10 +184,10 @@ def test_a_host_that_is_declared_healthy_gets_its_node_back_at_once(
         env=environment,
     ) as process:
         assert process.stdout is not None
-        told(HostStatus("n1", "i", alerts=(FAULT,)))
+        reported(HostStatus("n1", "i", alerts=(FAULT,)))
         first = process.stdout.readline()  # it has looked
         before = pair(cluster)[1].state
-        told(alert(host="n2", code=DECLARED, entity="host", at=FAULT.at + 1))
+        reported(alert(host="n2", code=DECLARED, entity="host", at=FAULT.at + 1))
         second = process.stdout.readline()
         process.terminate()
 
@@ -245,8 +245,8 @@ def test_a_node_that_still_runs_a_job_is_drained_as_well(
     cluster: dict[str, str], sync: Any, tmp_path: Path
 ) -> None:
     """That is the case that matters: the ranks move, the job goes on."""
-    run, told = sync
-    told(HostStatus("n1", "i"))
+    run, reported = sync
+    reported(HostStatus("n1", "i"))
     words = ("sbatch", "--parsable", "-w", "n1", "-o", "/dev/null", "--wrap", "sleep 300")
     submitted = asked(cluster, *words, folder=tmp_path).strip()
     try:
@@ -258,7 +258,7 @@ def test_a_node_that_still_runs_a_job_is_drained_as_well(
         asked(cluster, "scancel", submitted)
 
     assert state == "draining"
-    assert [d.by for d in told().drains] == ["slurm: soon"]
+    assert [d.by for d in reported().drains] == ["slurm: soon"]
 
 
 def test_without_slurm_the_verb_says_where_to_run_it(redis_url: str, tmp_path: Path) -> None:

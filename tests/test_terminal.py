@@ -31,7 +31,7 @@ TOLD = printable(HOSTILE)
 IN_TOML = json.dumps(HOSTILE.replace("\x7f", ""))
 
 
-def said(*arguments, env=None):
+def output_of(*arguments, env=None):
     """Exit status, stdout and stderr of a verb; both without what a terminal would obey."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tmd.cli", *map(str, arguments)],
@@ -99,14 +99,14 @@ def cluster(config):
 
 
 def test_status_shows_it_and_does_not_fail(config, cluster):
-    status, out, _ = said("status", "-c", config)
+    status, out, _ = output_of("status", "-c", config)
 
     assert status == 0
     assert out.count(TOLD) >= 8
 
 
 def test_status_json_keeps_it_intact(config, cluster):
-    status, out, _ = said("status", "--json", "-c", config)
+    status, out, _ = output_of("status", "--json", "-c", config)
 
     assert status == 0
     assert HOSTILE in [h["host"] for h in json.loads(out)["hosts"]]
@@ -114,8 +114,8 @@ def test_status_json_keeps_it_intact(config, cluster):
 
 def test_events(config, cluster):
     """No hostile text reaches the terminal, and ``--json`` keeps it escaped."""
-    status, out, _ = said("events", "-c", config)
-    _, as_json, _ = said("events", "--json", "-c", config)
+    status, out, _ = output_of("events", "-c", config)
+    _, as_json, _ = output_of("events", "--json", "-c", config)
 
     assert status == 0
     assert out.count("\n") == 1
@@ -149,7 +149,7 @@ def test_events(config, cluster):
 )
 def test_verbs(config, cluster, verb, expected):
     """Each ends with its usual status and writes nothing that a terminal would obey."""
-    status, out, error = said(*verb, env={"TMD_CONFIG": str(config)})
+    status, out, error = output_of(*verb, env={"TMD_CONFIG": str(config)})
 
     assert status in (expected if isinstance(expected, tuple) else (expected,)), out + error
 
@@ -169,7 +169,7 @@ def test_a_name_in_the_configuration_is_refused_by_its_key(tmp_path, section, ke
     path.write_text(f"[{section}]\n{key} = {given}\n{more}")
     env = {"TMD_CLUSTER__SECRET": "0123456789abcdef", "TMD_HOST__RUNTIME_DIR": str(tmp_path)}
     env["TMD_REDIS__URL"] = f"unix://{tmp_path}/gone"
-    status, out, error = said(*verb.split(), "-c", path, env=env)
+    status, out, error = output_of(*verb.split(), "-c", path, env=env)
 
     if (verb, key) == ("config show", "checks"):
         # Its own keys only a detector itself knows; here they are shown as what they are.
@@ -188,13 +188,13 @@ def test_an_error_of_the_configuration_is_harmless(tmp_path, text):
     path = tmp_path / "tmd.toml"
     path.write_text(text)
 
-    assert said("config", "check", "-c", path)[0] == 2
-    assert said("daemon", "-c", path)[0] == 2
+    assert output_of("config", "check", "-c", path)[0] == 2
+    assert output_of("daemon", "-c", path)[0] == 2
 
 
 def test_half_a_character_is_shown(tmp_path):
     """Of a path, as the system gives it."""
-    status, _, error = said("config", "check", "-c", f"{tmp_path}/\udcff.toml")
+    status, _, error = output_of("config", "check", "-c", f"{tmp_path}/\udcff.toml")
 
     assert status == 2
     assert "\\udcff.toml" in error
@@ -217,8 +217,8 @@ def checked(config, tmp_path):
 def test_scan(config, tmp_path):
     """What a check says is shown without what a terminal would obey."""
     path = checked(config, tmp_path)
-    status, out, _ = said("scan", "--seconds", "3", "-c", path)
-    _, as_json, _ = said("scan", "--seconds", "3", "--json", "-c", path)
+    status, out, _ = output_of("scan", "--seconds", "3", "-c", path)
+    _, as_json, _ = output_of("scan", "--seconds", "3", "--json", "-c", path)
 
     assert status == 2
     assert "[/][bold]x" in out
@@ -247,12 +247,12 @@ def test_a_detector_in_the_foreground(config, tmp_path):
 def test_listings_survive_a_hostile_environment(config):
     for verb in (("plugins",), ("detectors", "list"), ("config", "show"), ("config", "check")):
         env = {"TMD_DETECTORS__NIC__ENABLED": "true", "TMD_HOST__ADVERTISE": HOSTILE}
-        assert said(*verb, "-c", config, env=env)[0] == 0
+        assert output_of(*verb, "-c", config, env=env)[0] == 0
 
 
 def test_doctor(config):
     """A hostile address is a finding and not an instruction to the terminal."""
-    assert said("doctor", "-c", config, env={"TMD_HOST__ADVERTISE": HOSTILE})[0] == 1
+    assert output_of("doctor", "-c", config, env={"TMD_HOST__ADVERTISE": HOSTILE})[0] == 1
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
@@ -261,7 +261,7 @@ def test_the_log(form, capsys):
     logs.configure(Log(format=form))
     try:
         log = structlog.get_logger()
-        log.info(f"x {HOSTILE}", said=HOSTILE, more=[HOSTILE])
+        log.info(f"x {HOSTILE}", text=HOSTILE, more=[HOSTILE])
         try:
             raise ValueError(HOSTILE)
         except ValueError:
@@ -279,7 +279,7 @@ def test_the_log(form, capsys):
 def test_the_console_of_demo_and_campaign(capsys, err):
     """It reads markup, which is ours; nothing else in the text acts."""
     output.console(markup=True, stderr=err).print(f"[bold]{escape(HOSTILE)}[/]")
-    said = "".join(capsys.readouterr())
+    printed = "".join(capsys.readouterr())
 
-    assert "[/][bold]x" in said.replace("\n", "")
-    assert [c for c in said if c != "\n" and escaped(c) != c] == []
+    assert "[/][bold]x" in printed.replace("\n", "")
+    assert [c for c in printed if c != "\n" and escaped(c) != c] == []

@@ -36,12 +36,12 @@ def plan(number, phase=Phase.DONE):
 def test_one_payload_serves_slack_and_programs():
     """Text that a detector took from the host cannot notify a whole channel."""
     (notice,) = of_alerts([ALERT])
-    said = json.loads(payload(notice, "west"))
+    message = json.loads(payload(notice, "west"))
 
-    assert said["text"].startswith("[west] degraded: nic.down on h1, nic:eth0: no carrier &lt;!")
-    assert "<" not in said["text"]
-    assert said["tmd"]["alert"]["message"] == ALERT.message
-    assert (said["tmd"]["v"], said["tmd"]["cluster"]) == (1, "west")
+    assert message["text"].startswith("[west] degraded: nic.down on h1, nic:eth0: no carrier &lt;!")
+    assert "<" not in message["text"]
+    assert message["tmd"]["alert"]["message"] == ALERT.message
+    assert (message["tmd"]["v"], message["tmd"]["cluster"]) == (1, "west")
 
 
 def test_only_finished_migrations_are_announced():
@@ -57,19 +57,19 @@ def test_each_change_of_a_finding_is_announced_once():
     worse = structs.replace(ALERT, severity=Severity.FATAL)
     over = structs.replace(ALERT, state=State.CLEARED)
     first = of_alerts([ALERT])
-    told = Announced().plus(first, "7")
+    announced = Announced().plus(first, "7")
 
-    assert told.untold(of_alerts([ALERT, worse, over])) == of_alerts([worse, over])
-    assert told.cursor == "7"
+    assert announced.unannounced(of_alerts([ALERT, worse, over])) == of_alerts([worse, over])
+    assert announced.cursor == "7"
 
 
 def test_a_migration_in_the_records_is_never_announced_again():
     """This holds for any number; those that records no longer show are forgotten later."""
     many = of_migrations([record(*(plan(n) for n in range(3 * REMEMBERED)))])
     shown = [n.id for n in many]
-    told = Announced().plus(many, "", shown)
-    after = told.plus([], "", shown[:5])
+    announced = Announced().plus(many, "", shown)
+    after = announced.plus([], "", shown[:5])
 
-    assert told.untold(many) == []
-    assert after.untold(many[:5]) == []
+    assert announced.unannounced(many) == []
+    assert after.unannounced(many[:5]) == []
     assert len(after.migrations) == REMEMBERED + 5

@@ -26,7 +26,7 @@ class Receiver:
 
     def __init__(self):
         self.answers = []
-        self.heard = asyncio.Queue()
+        self.received = asyncio.Queue()
         self.requests = []
         self.url = ""
 
@@ -34,7 +34,7 @@ class Receiver:
         body = await request.json()
         self.requests.append(request.headers)
         answer = self.answers.pop(0) if self.answers else 200
-        self.heard.put_nowait((answer, body))
+        self.received.put_nowait((answer, body))
         if answer is None:
             await asyncio.Event().wait()
         headers = {"Location": "/elsewhere"} if 300 <= answer < 400 else {}
@@ -43,7 +43,7 @@ class Receiver:
     async def next(self):
         """The answered status and the id of the notice."""
         async with asyncio.timeout(WITHIN_S):
-            answer, body = await self.heard.get()
+            answer, body = await self.received.get()
         return answer, body["tmd"]["id"]
 
 
@@ -108,9 +108,9 @@ async def test_a_failing_then_recovering_receiver_gets_each_notice_once(receiver
     async with telling(receiver, store, Elected()):
         await begun(store)
         await raise_(store, 1, 2)
-        heard = [await receiver.next() for _ in range(5)]
+        received = [await receiver.next() for _ in range(5)]
 
-    assert heard == [
+    assert received == [
         *((status, id_of(1)) for status in (500, None, 429, 200)),
         (200, id_of(2)),
     ]
@@ -125,9 +125,9 @@ async def test_a_refused_notice_is_not_repeated_and_delays_no_other(receiver, re
     async with telling(receiver, store, Elected()):
         await begun(store)
         await raise_(store, 1, 2)
-        heard = [await receiver.next() for _ in range(2)]
+        received = [await receiver.next() for _ in range(2)]
 
-    assert heard == [(refusal, id_of(1)), (200, id_of(2))]
+    assert received == [(refusal, id_of(1)), (200, id_of(2))]
 
 
 async def test_retries_are_bounded(receiver):
@@ -136,9 +136,9 @@ async def test_retries_are_bounded(receiver):
     async with telling(receiver, store, Elected(), attempts=3):
         await begun(store)
         await raise_(store, 1, 2)
-        heard = [await receiver.next() for _ in range(4)]
+        received = [await receiver.next() for _ in range(4)]
 
-    assert heard == [(503, id_of(1))] * 3 + [(200, id_of(2))]
+    assert received == [(503, id_of(1))] * 3 + [(200, id_of(2))]
 
 
 async def test_only_the_leader_announces_and_its_successor_continues(receiver):
@@ -147,14 +147,14 @@ async def test_only_the_leader_announces_and_its_successor_continues(receiver):
     async with telling(receiver, store, first), telling(receiver, store, second):
         await begun(store)
         await raise_(store, 1)
-        heard = [await receiver.next()]
+        received = [await receiver.next()]
         await until(lambda: bool(store.told_outside.alerts), within_s=WITHIN_S, every_s=0.001)
         first.leading, second.leading = False, True
         await raise_(store, 2)
-        heard.append(await receiver.next())
+        received.append(await receiver.next())
 
-    assert heard == [(200, id_of(1)), (200, id_of(2))]
-    assert receiver.heard.empty()
+    assert received == [(200, id_of(1)), (200, id_of(2))]
+    assert receiver.received.empty()
 
 
 async def test_finished_migrations_are_announced_once(receiver, record):
@@ -166,11 +166,11 @@ async def test_finished_migrations_are_announced_once(receiver, record):
     async with telling(receiver, store, Elected()):
         await begun(store)
         await client.put_job(record(revision=2, history=tuple(plans[:2])), expected=1)
-        heard = [await receiver.next()]
+        received = [await receiver.next()]
         await client.put_job(record(revision=3, history=tuple(plans)), expected=2)
-        heard.append(await receiver.next())
+        received.append(await receiver.next())
 
-    assert heard == [(200, "job/job-1"), (200, "job/job-2")]
+    assert received == [(200, "job/job-1"), (200, "job/job-2")]
 
 
 async def test_an_emptied_store_causes_no_second_announcement(receiver):
@@ -178,10 +178,10 @@ async def test_an_emptied_store_causes_no_second_announcement(receiver):
     async with telling(receiver, store, Elected()):
         await begun(store)
         await raise_(store, 1)
-        heard = [await receiver.next()]
+        received = [await receiver.next()]
         await until(lambda: bool(store.told_outside.alerts), within_s=WITHIN_S, every_s=0.001)
         store.wipe()
         await raise_(store, 1, 2)
-        heard.append(await receiver.next())
+        received.append(await receiver.next())
 
-    assert heard == [(200, id_of(1)), (200, id_of(2))]
+    assert received == [(200, id_of(1)), (200, id_of(2))]

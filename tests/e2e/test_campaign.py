@@ -61,13 +61,13 @@ def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
     facts, page = tmp_path / "facts.json", tmp_path / "page.md"
     run = start(short, *RUN, str(SHORT), "--json", str(facts), "--report", str(page))
     output, _ = run.communicate(timeout=280)
-    told = json.loads(facts.read_text())
+    found = json.loads(facts.read_text())
 
     assert run.returncode == 0, output
-    assert told["well"] is True
-    assert [r["deviations"] for r in told["results"]] == [[]] * SHORT.read_text().count("name =")
-    assert told["endings"][0]["steps"] == 450
-    assert all(r["seen"]["fired"] for r in told["results"])
+    assert found["well"] is True
+    assert [r["deviations"] for r in found["results"]] == [[]] * SHORT.read_text().count("name =")
+    assert found["endings"][0]["steps"] == 450
+    assert all(r["seen"]["fired"] for r in found["results"])
     assert "identical to the undisturbed runs" in output
     assert "process.kill" in page.read_text()
     assert left_behind(short) == []
@@ -82,12 +82,12 @@ def test_a_job_that_runs_out_of_steps_is_followed_by_another(tmp_path: Path, sho
     file.write_text(MORE_THAN_A_JOB)
     run = start(short, *RUN, str(file), "--json", str(facts))
     output, _ = run.communicate(timeout=280)
-    told = json.loads(facts.read_text())
+    found = json.loads(facts.read_text())
 
     assert run.returncode == 0, output
-    assert [r["deviations"] for r in told["results"]] == [[]] * 8
-    assert len(told["endings"]) > 1
-    assert {e["steps"] for e in told["endings"]} == {200}
+    assert [r["deviations"] for r in found["results"]] == [[]] * 8
+    assert len(found["endings"]) > 1
+    assert {e["steps"] for e in found["endings"]} == {200}
 
 
 @pytest.mark.thorough
@@ -106,11 +106,11 @@ def test_the_embedded_redis_serves_without_a_redis_server(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run = start(short, *RUN, str(file), "--json", str(facts))
     output, _ = run.communicate(timeout=180)
-    told = json.loads(facts.read_text())
-    skipped = {r["scenario"]["name"]: r["seen"]["skipped"] for r in told["results"]}
+    found = json.loads(facts.read_text())
+    skipped = {r["scenario"]["name"]: r["seen"]["skipped"] for r in found["results"]}
 
     assert run.returncode == 0, output
-    assert told["endings"][0]["steps"] == 400
+    assert found["endings"][0]["steps"] == 400
     assert (skipped["kill"], skipped["reset"]) == ("", "")
     assert skipped["gone"].endswith("install redis-server or valkey-server")
     assert f"gone  not possible here  {skipped['gone']}" in output

@@ -58,9 +58,11 @@ async def test_a_job_that_lost_a_state_resumes_from_its_checkpoint(
 ) -> None:
     """It fails and names the step for a resume; restarted it continues with the same numbers."""
     golden = solo(tmp_path / "golden", *SHARDED, ranks=len(RANKS))
-    told = (*SHARDED, *writing(tmp_path / "c"), *LONE)
+    arguments = (*SHARDED, *writing(tmp_path / "c"), *LONE)
     faults = ["forward@1:28=wait", "backward@1:29=kill"]
-    async with running(tmp_path / "1", redis.url, faults=faults, arguments=told, standby=()) as run:
+    async with running(
+        tmp_path / "1", redis.url, faults=faults, arguments=arguments, standby=()
+    ) as run:
         await run.cluster.until(lambda v: saved(v) == dict.fromkeys(range(3), 20), "saved", 30)
         run.let_go("forward")
         view = await run.cluster.until(
@@ -73,7 +75,7 @@ async def test_a_job_that_lost_a_state_resumes_from_its_checkpoint(
         await run.cluster.finished(60)
 
     with embedded.redis() as other:
-        async with running(tmp_path / "2", other.url, arguments=told, standby=()) as run:
+        async with running(tmp_path / "2", other.url, arguments=arguments, standby=()) as run:
             await run.ends_like(golden, unwritten=BEFORE_20)
 
         assert min(s for _, s in read_trace(run.cluster.trace).commits) == 20
@@ -84,9 +86,9 @@ async def test_a_rank_lost_while_writing_leaves_no_partial_checkpoint(
 ) -> None:
     """Only the loss is noticed; a later checkpoint is complete."""
     folder = tmp_path / "c"
-    told = (*LONG, *writing(folder))
+    arguments = (*LONG, *writing(folder))
     faults = [PACE, "writing-10@1:*=kill"]
-    async with running(tmp_path / "1", redis.url, faults=faults, arguments=told) as run:
+    async with running(tmp_path / "1", redis.url, faults=faults, arguments=arguments) as run:
         await run.done("trainer")
         assert run.fired("writing-10")
         await run.cluster.until(
@@ -97,7 +99,7 @@ async def test_a_rank_lost_while_writing_leaves_no_partial_checkpoint(
 
     assert steps_in(folder)
     assert 10 not in steps_in(folder)
-    again = solo(tmp_path / "2", *told, ranks=len(RANKS))
+    again = solo(tmp_path / "2", *arguments, ranks=len(RANKS))
     assert again.weights == long_golden.weights
 
 
@@ -115,11 +117,11 @@ async def test_training_survives_a_full_disk(
     ) as run:
         seen = []
         # Rank 0 reports step 10 first: the part of rank 1 did not come in time.
-        for gate, told in (("one", {1: 10}), ("other", {0: 20, 1: 10}), ("last", {})):
+        for gate, expected in (("one", {1: 10}), ("other", {0: 20, 1: 10}), ("last", {})):
             await run.reached(gate)
             view = await run.cluster.until(
-                lambda v, told=told: tells(missing(v), told),  # type: ignore[misc]
-                f"checkpoints that came to nothing are told of, by rank: {told}",
+                lambda v, expected=expected: tells(missing(v), expected),  # type: ignore[misc]
+                f"checkpoints that came to nothing are reported, by rank: {expected}",
             )
             seen.append(missing(view))
             run.let_go(gate)
@@ -145,10 +147,10 @@ def saved(view: ClusterView) -> dict[int, int]:
     return {w.rank: w.saved.step for w in workers(view) if w.saved and w.rank is not None}
 
 
-def tells(missing: dict[int, str], told: dict[int, int]) -> bool:
+def tells(missing: dict[int, str], expected: dict[int, int]) -> bool:
     """Whether exactly these ranks report, each the missed checkpoint of that step."""
-    return missing.keys() == told.keys() and all(
-        f"checkpoint of step {step}: " in missing[rank] for rank, step in told.items()
+    return missing.keys() == expected.keys() and all(
+        f"checkpoint of step {step}: " in missing[rank] for rank, step in expected.items()
     )
 
 
@@ -261,8 +263,8 @@ async def test_a_rebuilt_standbys_stage_is_in_the_checkpoint(
         others = built(run, "s1")
 
     (tmp_path / "again").mkdir()
-    told = ("pipeline", *LONG, *written)
-    again = golden_of(tmp_path / "again", told, len(golden.weights), script("pipeline"))
+    arguments = ("pipeline", *LONG, *written)
+    again = golden_of(tmp_path / "again", arguments, len(golden.weights), script("pipeline"))
 
     assert [m.rank for m in moved.moves] == [2, 3]
     assert others == [2, 3, 3]

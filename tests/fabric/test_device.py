@@ -18,10 +18,10 @@ GPU = torch.device("cuda", 0)
 
 
 class Cuda:
-    """Streams by name; ``said`` is what happened, in order."""
+    """Streams by name; ``events`` is what happened, in order."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.events: list[str] = []
         self.current = "script"
         self.streams = 0
         self.capturing = False
@@ -35,7 +35,7 @@ class Cuda:
     def current_stream(self, place: torch.device) -> Any:
         name = self.current
         return SimpleNamespace(
-            name=name, wait_event=lambda event: self.said.append(f"{name} waits for {event.of}")
+            name=name, wait_event=lambda event: self.events.append(f"{name} waits for {event.of}")
         )
 
     def Event(self) -> Any:
@@ -43,16 +43,16 @@ class Cuda:
 
         def record(stream: Any) -> None:
             event.of = stream.name
-            self.said.append(f"event in {stream.name}")
+            self.events.append(f"event in {stream.name}")
 
         event.record = record
-        event.synchronize = lambda: self.said.append(f"host waits for {event.of}")
+        event.synchronize = lambda: self.events.append(f"host waits for {event.of}")
         return event
 
     def Stream(self, place: torch.device) -> Any:
         self.streams += 1
         name = f"own {self.streams}"
-        wait = lambda: self.said.append(f"host waits for {name}")  # noqa: E731
+        wait = lambda: self.events.append(f"host waits for {name}")  # noqa: E731
         return SimpleNamespace(name=name, synchronize=wait)
 
     @contextmanager
@@ -79,11 +79,11 @@ def on_gpu() -> Tensor:
 def test_a_copy_comes_after_the_caller_in_a_stream_of_its_own(cuda: Cuda) -> None:
     queued = device.Cuda().queued([on_gpu(), on_gpu(), torch.ones(1)])
     with device.after(queued):
-        cuda.said.append(f"copy in {cuda.current}")
+        cuda.events.append(f"copy in {cuda.current}")
     with queued.aside():
-        cuda.said.append(f"copy in {cuda.current}")
+        cuda.events.append(f"copy in {cuda.current}")
 
-    assert cuda.said == [
+    assert cuda.events == [
         "event in script",
         "host waits for script",
         "copy in own 1",
@@ -100,14 +100,14 @@ def test_threads_of_one_name_share_a_stream(cuda: Cuda) -> None:
 
     def copy() -> None:
         with queued.aside():
-            cuda.said.append(f"{threading.current_thread().name} in {cuda.current}")
+            cuda.events.append(f"{threading.current_thread().name} in {cuda.current}")
 
     for name in ("digest", "digest", "mirror"):
         thread = threading.Thread(target=copy, name=name)
         thread.start()
         thread.join()
 
-    copies = [each for each in cuda.said if "host waits" not in each]
+    copies = [each for each in cuda.events if "host waits" not in each]
     assert copies == ["event in script", "digest in own 1", "digest in own 1", "mirror in own 2"]
 
 
@@ -115,7 +115,7 @@ def test_later_work_can_come_after_another_stream(cuda: Cuda) -> None:
     with cuda.stream(SimpleNamespace(name="optimizer")):
         queued = device.Cuda().queued([on_gpu()])
     queued.precede()
-    assert cuda.said == ["event in optimizer", "script waits for optimizer"]
+    assert cuda.events == ["event in optimizer", "script waits for optimizer"]
 
 
 def test_a_collective_in_a_cuda_graph_is_refused(cuda: Cuda) -> None:
@@ -131,4 +131,4 @@ def test_tensors_in_host_memory_need_no_event(cuda: Cuda) -> None:
     assert not queued
     with device.after(queued):
         queued.precede()
-    assert cuda.said == []
+    assert cuda.events == []

@@ -165,20 +165,20 @@ def test_an_impostor_without_the_key_is_refused() -> None:
 
 def test_replayed_handshake_is_refused(pair: Circle) -> None:
     host, port = endpoint(pair.fabrics[1])
-    said: list[bytes] = []
+    messages: list[bytes] = []
     talk = dialer(KEY, "w0", "w1", "spy", LinkPurpose.RAW, -1)
     with socket.create_connection((host, port)) as sock:
-        said.append(_bytes(next(talk)))
-        sock.sendall(said[0])
+        messages.append(_bytes(next(talk)))
+        sock.sendall(messages[0])
         wanted = next(talk)
         assert wanted == NONCE
-        said.append(_bytes(talk.send(sock.recv(NONCE, socket.MSG_WAITALL))))
-        sock.sendall(said[1])
+        messages.append(_bytes(talk.send(sock.recv(NONCE, socket.MSG_WAITALL))))
+        sock.sendall(messages[1])
         assert sock.recv(2), "the genuine one is let in"
     with socket.create_connection((host, port)) as sock:
-        sock.sendall(said[0])
+        sock.sendall(messages[0])
         sock.recv(NONCE, socket.MSG_WAITALL)
-        sock.sendall(said[1])
+        sock.sendall(messages[1])
         assert hung_up(sock)
 
 
@@ -250,10 +250,10 @@ def test_arrived_data_can_be_read_after_receiving_stopped() -> None:
             pass
         quiet = far.quiet_s
         far.receive_no_more()
-        said = bytearray(10)
-        far.recv_into(said)
+        last = bytearray(10)
+        far.recv_into(last)
 
-        assert said == b"last words"
+        assert last == b"last words"
         assert 0 <= quiet < 10
         with pytest.raises(LinkError):
             far.recv_into(bytearray(1))
@@ -345,7 +345,7 @@ EXPECTED = FrameHeader(5, 17, FrameKind.ALLREDUCE, 8)
 
 
 @pytest.mark.parametrize(
-    ("sent", "told"),
+    ("sent", "reason"),
     [
         (FrameHeader(4, 17, FrameKind.ALLREDUCE, 8), "of epoch 4"),
         (FrameHeader(5, 18, FrameKind.ALLREDUCE, 8), "allreduce #18"),
@@ -355,10 +355,10 @@ EXPECTED = FrameHeader(5, 17, FrameKind.ALLREDUCE, 8)
     ],
 )
 def test_a_message_of_another_operation_names_both_sides(
-    ends: tuple[Link, Link], sent: FrameHeader, told: str
+    ends: tuple[Link, Link], sent: FrameHeader, reason: str
 ) -> None:
     send(ends[0], sent.packed(8), memoryview(b"12345678"))
-    with pytest.raises(LinkError, match=told) as caught:
+    with pytest.raises(LinkError, match=reason) as caught:
         receive(ends[1], EXPECTED.packed(8), memoryview(bytearray(8)))
     assert "allreduce #17 of epoch 5" in str(caught.value)
 

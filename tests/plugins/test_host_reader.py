@@ -131,34 +131,36 @@ SPACE = '["/",50.0,50.0]'
 
 
 def test_a_reader_that_falls_silent_at_a_path_hangs_there():
-    told = parse(lines("[{},null,4]", SPACE), ("/", "/net", "/tmp"), late=True)
+    parsed = parse(lines("[{},null,4]", SPACE), ("/", "/net", "/tmp"), late=True)
 
-    assert told is not None
-    assert (told.facts.oom_kills, told.hangs) == (4, "/net")
-    assert told.spaces == (Space("/", 50.0, 50.0),)
+    assert parsed is not None
+    assert (parsed.facts.oom_kills, parsed.hangs) == (4, "/net")
+    assert parsed.spaces == (Space("/", 50.0, 50.0),)
 
 
 def test_a_reader_that_ends_early_does_not_hang():
     """A system call filter killed it when it read the clock."""
-    told = parse(lines("[]", SPACE), ("/",), late=False)
+    parsed = parse(lines("[]", SPACE), ("/",), late=False)
     broken = parse(lines("[]"), ("/",), late=False)
 
-    assert told is not None
+    assert parsed is not None
     assert broken is not None
-    assert (told.hangs, told.clock, broken.hangs) == (None, None, None)
+    assert (parsed.hangs, parsed.clock, broken.hangs) == (None, None, None)
 
 
 def test_the_clock_comes_last():
     text = "[true,0.5]"
-    told = parse(lines("[]", "null", text), ("/gone",), late=False)
+    parsed = parse(lines("[]", "null", text), ("/gone",), late=False)
 
-    assert told is not None
-    assert (told.spaces, told.clock) == ((), Clock(synchronised=True, offset_s=0.5))
+    assert parsed is not None
+    assert (parsed.spaces, parsed.clock) == ((), Clock(synchronised=True, offset_s=0.5))
 
 
-@pytest.mark.parametrize("said", [[], [b"\n"], [b"garbage\n"], [b"[]\n", b"garbage\n"], [b"{}\n"]])
-def test_an_invalid_answer_is_refused(said):
-    assert parse(said, ("/",), late=False) is None
+@pytest.mark.parametrize(
+    "answer", [[], [b"\n"], [b"garbage\n"], [b"[]\n", b"garbage\n"], [b"{}\n"]]
+)
+def test_an_invalid_answer_is_refused(answer):
+    assert parse(answer, ("/",), late=False) is None
 
 
 def test_a_silent_file_system_is_skipped_for_growing_times():

@@ -17,12 +17,12 @@ class Reports:
 
     def __init__(self, *, refusal: str | None = "") -> None:
         """``refusal``: the outcome of each build; ``None`` if it does not end by itself."""
-        self.told: list[tuple[int, str, str]] = []
+        self.armed: list[tuple[int, str, str]] = []
         self.dropped: list[int] = []
         self.done: Callable[[str], None] = lambda _: None
         self._refusal = refusal
         self.arming = Arming(
-            lambda epoch, plan, why: self.told.append((epoch, plan, why)),
+            lambda epoch, plan, why: self.armed.append((epoch, plan, why)),
             self._build,
             lambda later: self.dropped.append(later.epoch),
         )
@@ -34,7 +34,7 @@ class Reports:
 
     @property
     def epochs(self) -> list[int]:
-        return [epoch for epoch, _, _ in self.told]
+        return [epoch for epoch, _, _ in self.armed]
 
 
 def nobody(waiting: Arm) -> bool:
@@ -59,7 +59,7 @@ def test_disarming_during_a_vote_is_reported_after_it() -> None:
     arming.arm(order(2))
     arming.begin_vote(nobody)
     arming.disarm()
-    before = list(reports.told)
+    before = list(reports.armed)
     outcome = arming.end_vote(0)
 
     assert before == [(2, "p2", "")]
@@ -90,12 +90,12 @@ def test_a_voted_switch_cannot_be_disarmed_before_the_boundary() -> None:
     arming.end_vote(ticket(order(2).membership))
     arming.obey(Train(membership=Membership(1, ()), rank=0, dropped="p2"), status)
     arming.obey(order(2), status)
-    before = list(reports.told)
+    before = list(reports.armed)
     arming.switched()
     arming.arm(order(3))
 
     assert before == [(2, "p2", "")]
-    assert reports.told == [(2, "p2", ""), (3, "p3", "")]
+    assert reports.armed == [(2, "p2", ""), (3, "p3", "")]
     assert arming.begin_vote(nobody) == ticket(order(3).membership)
 
 
@@ -116,14 +116,14 @@ def test_a_rank_that_knows_of_a_dead_joiner_does_not_vote_for_it() -> None:
 def test_a_rank_is_armed_once_its_groups_are_built() -> None:
     reports = Reports(refusal=None)
     reports.arming.arm(order(2))
-    before = list(reports.told)
+    before = list(reports.armed)
     asked = reports.arming.begin_vote(nobody)
     reports.arming.end_vote(0)
     reports.done("")
 
     assert before == []
     assert asked == 0
-    assert reports.told == [(2, "p2", "")]
+    assert reports.armed == [(2, "p2", "")]
     assert reports.arming.begin_vote(nobody) == ticket(order(2).membership)
 
 
@@ -133,7 +133,7 @@ def test_a_rank_whose_groups_cannot_be_built_says_why() -> None:
     reports.arming.arm(order(2))
     reports.arming.arm(order(2))
 
-    assert reports.told == [(0, "p2", "out of memory")]
+    assert reports.armed == [(0, "p2", "out of memory")]
     assert reports.arming.begin_vote(nobody) == 0
 
 
@@ -143,7 +143,7 @@ def test_what_is_built_is_dropped_with_its_plan() -> None:
     reports.arming.arm(order(2))
     reports.arming.disarm("p2")
     reports.done("")
-    assert (reports.dropped, reports.told) == ([2], [(0, "p2", "")])
+    assert (reports.dropped, reports.armed) == ([2], [(0, "p2", "")])
 
     reports = Reports()
     reports.arming.arm(order(2))
@@ -166,7 +166,7 @@ def test_another_order_disarms_the_earlier_one_first() -> None:
     reports.arming.arm(order(2))
     reports.arming.arm(rival(2))
 
-    assert reports.told == [(2, "p2", ""), (0, "", ""), (2, "rival", "")]
+    assert reports.armed == [(2, "p2", ""), (0, "", ""), (2, "rival", "")]
     assert reports.dropped == [2]
     assert reports.arming.begin_vote(nobody) == ticket(rival(2).membership)
 
@@ -176,13 +176,13 @@ def test_another_order_waits_for_the_vote_that_may_follow_the_earlier_one() -> N
     reports.arming.arm(order(2))
     reports.arming.begin_vote(nobody)
     reports.arming.arm(rival(2))
-    during = list(reports.told)
+    during = list(reports.armed)
     lost = reports.arming.end_vote(0)
 
     assert during == [(2, "p2", "")]
     assert reports.dropped == [2]
     assert lost is None
-    assert reports.told == [(2, "p2", ""), (0, "", ""), (2, "rival", "")]
+    assert reports.armed == [(2, "p2", ""), (0, "", ""), (2, "rival", "")]
 
 
 def test_the_earlier_order_may_win_the_vote_in_which_another_came() -> None:
@@ -193,7 +193,7 @@ def test_the_earlier_order_may_win_the_vote_in_which_another_came() -> None:
     reports.arming.arm(rival(2))
 
     assert reports.arming.end_vote(ticket(order(2).membership)) == order(2)
-    assert reports.told == [(2, "p2", "")]
+    assert reports.armed == [(2, "p2", "")]
     assert reports.dropped == []
 
 
@@ -205,5 +205,5 @@ def test_a_rank_that_was_armed_during_a_vote_is_disarmed_at_once() -> None:
     reports.arming.disarm()
     reports.arming.end_vote(0)
 
-    assert reports.told == [(2, "p2", ""), (0, "", "")]
+    assert reports.armed == [(2, "p2", ""), (0, "", "")]
     assert reports.dropped == [2]

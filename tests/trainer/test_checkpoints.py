@@ -21,18 +21,18 @@ from tmd.trainer.state_transfer.verification import Verdict
 
 EVERY = 10
 PATIENCE_S = 20
-Told = Queue[tuple[SavedCheckpoint | None, MissedCheckpoint | None]]
+Reports = Queue[tuple[SavedCheckpoint | None, MissedCheckpoint | None]]
 
 
 @pytest.fixture
-def told() -> Told:
+def reports() -> Reports:
     """Each report on checkpoints, in order."""
     return Queue()
 
 
 def checkpoints(
     folder: Path,
-    told: Told,
+    reports: Reports,
     size: int = 1,
     verdict: Verdict = lambda: "",
     ending_s: float = PATIENCE_S,
@@ -45,7 +45,7 @@ def checkpoints(
         order,
         lambda: names,
         size,
-        lambda *said: told.put(said),
+        lambda *report: reports.put(report),
         lambda: verdict,
         ending_s=ending_s,
     )
@@ -90,27 +90,27 @@ def once(known: threading.Event) -> Verdict:
     return verdict
 
 
-def heard(told: Told) -> tuple[int | None, MissedCheckpoint | None]:
-    saved, missed = told.get(timeout=PATIENCE_S)
+def next_report(reports: Reports) -> tuple[int | None, MissedCheckpoint | None]:
+    saved, missed = reports.get(timeout=PATIENCE_S)
     return None if saved is None else saved.step, missed
 
 
 def test_a_failed_checkpoint_is_reported_until_a_later_one_is_complete(
-    tmp_path: Path, told: Told
+    tmp_path: Path, reports: Reports
 ) -> None:
     """With the reason, and the number of misses in a row."""
     folder = tmp_path / "c"
     folder.write_text("no folder")
-    of = checkpoints(folder, told)
+    of = checkpoints(folder, reports)
     found = []
     for step in (10, 20):
         due(of, step)
         over()
-        found.append(heard(told))
+        found.append(next_report(reports))
     folder.unlink()
     folder.mkdir()
     due(of, 30)
-    whole = heard(told)
+    whole = next_report(reports)
     of.close()
 
     assert [(s, m.step, m.count) for s, m in found if m] == [(None, 10, 1), (None, 20, 2)]
@@ -119,29 +119,29 @@ def test_a_failed_checkpoint_is_reported_until_a_later_one_is_complete(
 
 
 def test_a_skipped_checkpoint_is_reported_despite_an_older_complete_one(
-    tmp_path: Path, told: Told
+    tmp_path: Path, reports: Reports
 ) -> None:
     """The previous one was still being written; its later completion does not end this miss."""
     goes_on = threading.Event()
-    of = checkpoints(tmp_path, told, verdict=once(goes_on))
+    of = checkpoints(tmp_path, reports, verdict=once(goes_on))
     due(of, 10)
     due(of, 20)
-    left_out = heard(told)
+    left_out = next_report(reports)
     goes_on.set()
-    before = heard(told)
+    before = next_report(reports)
     over()
     due(of, 30)
-    later = heard(told)
+    later = next_report(reports)
     of.close()
 
     missed = MissedCheckpoint(20, "the previous checkpoint is still being written", 1)
     assert (left_out, before, later) == ((None, missed), (10, missed), (30, None))
 
 
-def test_a_process_that_ends_writes_its_part_first(tmp_path: Path, told: Told) -> None:
+def test_a_process_that_ends_writes_its_part_first(tmp_path: Path, reports: Reports) -> None:
     """However long it waits for others."""
     goes_on = threading.Event()
-    of = checkpoints(tmp_path, told, verdict=once(goes_on), ending_s=0.0)
+    of = checkpoints(tmp_path, reports, verdict=once(goes_on), ending_s=0.0)
     due(of, 10)
     ending = threading.Thread(target=of.close)
     ending.start()
@@ -151,21 +151,26 @@ def test_a_process_that_ends_writes_its_part_first(tmp_path: Path, told: Told) -
     ending.join(PATIENCE_S)
 
     assert waits
-    assert heard(told) == (10, None)
+    assert next_report(reports) == (10, None)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_reports_the_part_of_a_dead_rank(tmp_path: Path, told: Told, rank: int) -> None:
+def test_rank_0_reports_the_part_of_a_dead_rank(
+    tmp_path: Path, reports: Reports, rank: int
+) -> None:
     """The other ranks have written theirs and report nothing."""
-    of = checkpoints(tmp_path, told, size=3)
+    of = checkpoints(tmp_path, reports, size=3)
     due(of, 10, rank)
     written = tmp_path / "step-00000010.partial" / f"part-{rank}"
     wait_for(written.exists)
     of._end()  # as when the next one is due
 
     if rank == 0:
-        assert heard(told) == (None, MissedCheckpoint(10, "no part of rank 1, 2 in time", 1))
-    assert told.empty()
+        assert next_report(reports) == (
+            None,
+            MissedCheckpoint(10, "no part of rank 1, 2 in time", 1),
+        )
+    assert reports.empty()
 
 
 def wait_for(there: Callable[[], bool]) -> None:
@@ -177,18 +182,18 @@ def wait_for(there: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
-def test_an_unverified_state_is_not_written(tmp_path: Path, told: Told) -> None:
+def test_an_unverified_state_is_not_written(tmp_path: Path, reports: Reports) -> None:
     """The verdict comes after the copy; then the part is written, or never."""
     verdicts: Queue[str] = Queue()
-    of = checkpoints(tmp_path, told, verdict=verdicts.get)
+    of = checkpoints(tmp_path, reports, verdict=verdicts.get)
     due(of, 10)
     before = list(tmp_path.glob("*/*"))
     verdicts.put("source and joiner have different states")
-    refused = heard(told)
+    refused = next_report(reports)
     over()
     due(of, 20)
     verdicts.put("")
-    written = heard(told)
+    written = next_report(reports)
     of.close()
 
     assert before == []
@@ -196,15 +201,15 @@ def test_an_unverified_state_is_not_written(tmp_path: Path, told: Told) -> None:
     assert written == (20, None)
 
 
-def test_the_next_holder_of_the_rank_writes_the_part(tmp_path: Path, told: Told) -> None:
+def test_the_next_holder_of_the_rank_writes_the_part(tmp_path: Path, reports: Reports) -> None:
     """It may be the same worker, with a verified state, in the same step."""
     verdicts = iter(["source and joiner have different states", ""])
-    of = checkpoints(tmp_path, told, verdict=lambda: next(verdicts))
+    of = checkpoints(tmp_path, reports, verdict=lambda: next(verdicts))
     due(of, 10)
-    heard(told)
+    next_report(reports)
     over()
     due(of, 10)
-    written = heard(told)
+    written = next_report(reports)
     of.close()
 
     assert written == (10, None)

@@ -46,7 +46,7 @@ def test_nothing_is_sent_before_the_joiner_begins() -> None:
         s.shown.drop("the test is over")
         s.ear.end()
 
-        assert [type(frame) for frame, _ in s.ear.heard] == [Dropped]
+        assert [type(frame) for frame, _ in s.ear.received] == [Dropped]
 
 
 def test_all_units_arrive_before_outputs() -> None:
@@ -58,11 +58,11 @@ def test_all_units_arrive_before_outputs() -> None:
         s.shown.send_result("@vote", b"x")
         s.begin()
         s.ear.first(ControlMessage)
-        heard = [type(frame) for frame, _ in s.ear.heard if not isinstance(frame, Tail)]
+        received = [type(frame) for frame, _ in s.ear.received if not isinstance(frame, Tail)]
 
         assert [unit.number for unit in s.ear.of(Unit)] == [0, 1, 2, 3]
-        assert heard[:5] == [*[Unit] * 4, Boundary]
-        assert heard.count(Output) == heard.count(ControlMessage) == 1
+        assert received[:5] == [*[Unit] * 4, Boundary]
+        assert received.count(Output) == received.count(ControlMessage) == 1
         s.commit()
 
 
@@ -124,11 +124,11 @@ def test_a_settled_joiner_gets_no_more_tails() -> None:
             s.train(1)
             s.shown.send_result("@vote", b"")
             s.ear.first(ControlMessage, len(s.ear.of(ControlMessage)) + 1)
-        seen = len(s.ear.heard)
+        seen = len(s.ear.received)
         s.train(3)
         s.shown.drop("the test is over")
         s.ear.end()
-        rest = [frame for frame, _ in s.ear.heard[seen:]]
+        rest = [frame for frame, _ in s.ear.received[seen:]]
 
         assert not any(isinstance(frame, Tail) for frame in rest)
         # The joiner of a plan may get the rank at any vote.
@@ -171,20 +171,20 @@ def test_outputs_pile_up_only_to_the_bound() -> None:
         assert count * 400_000 <= 8_000_000 + 4_000_000
         s.train(2)
         s.ear.end()
-        last = s.ear.heard[-1][0]
+        last = s.ear.received[-1][0]
         assert isinstance(last, Dropped)
         assert last.final
         assert "does not keep up" in last.reason
 
 
-@pytest.mark.parametrize("what", ["said", "before_optimizer", "at_boundary"])
+@pytest.mark.parametrize("what", ["send_result", "before_optimizer", "at_boundary"])
 def test_no_call_of_training_waits(what: str) -> None:
     """The joiner reads nothing; every call returns, before and after the joiner is dropped."""
     with show(Script(1, build=wide), ROOMY, buffer=UNREAD) as s:
         s.arrive()
         s.ear.may_read.clear()
         acts: dict[str, Callable[[], object]] = {
-            "said": lambda: s.shown.send_result("@vote", b"x" * 1000),
+            "send_result": lambda: s.shown.send_result("@vote", b"x" * 1000),
             "before_optimizer": lambda: s.train(1),
             "at_boundary": s.begin,
         }
@@ -222,7 +222,11 @@ def test_the_whole_copy_waits_until_all_is_copied() -> None:
         s.ear.first(DigestCheck)
         s.train(2)
 
-        assert [type(frame) for frame, _ in s.ear.heard[:6]] == [*[Unit] * 4, Boundary, DigestCheck]
+        assert [type(frame) for frame, _ in s.ear.received[:6]] == [
+            *[Unit] * 4,
+            Boundary,
+            DigestCheck,
+        ]
         assert s.ear.of(Boundary)[0].rest is not None
         assert s.ear.of(Tail) == []
 

@@ -96,7 +96,7 @@ class Ear(Facts):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self.link = link
-        self.heard: list[tuple[Frame, list[Tensor]]] = []
+        self.received: list[tuple[Frame, list[Tensor]]] = []
         self.error: LinkError | None = None
         self.may_read = threading.Event()
         self.may_read.set()
@@ -107,7 +107,7 @@ class Ear(Facts):
         frames.send(self.link, frames.Envelope(frame))
 
     def of(self, kind: type[F]) -> list[F]:
-        return [frame for frame, _ in self.heard if isinstance(frame, kind)]
+        return [frame for frame, _ in self.received if isinstance(frame, kind)]
 
     def first(self, kind: type[F], count: int = 1) -> F:
         """Wait for the ``count``-th frame of a kind."""
@@ -129,5 +129,5 @@ class Ear(Facts):
                     self.error = error
                 break
             with self.changing():
-                self.heard.append((frame, tensors))
+                self.received.append((frame, tensors))
         self.link.close()

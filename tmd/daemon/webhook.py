@@ -93,7 +93,7 @@ class Webhook:
         ended = of_migrations((await self._store.jobs()).records) if self._config.migrations else []
         shown = [notice.id for notice in ended]
         self._store_health.worked(StoreLoop.WEBHOOK)
-        for notice in announced.untold([*alerts, *ended]):
+        for notice in announced.unannounced([*alerts, *ended]):
             if not await self._deliver(session, notice):
                 return False
             cursor = cursors.get(id(notice.alert), announced.cursor)

@@ -53,7 +53,7 @@ class Announced(Struct, frozen=True):
             migrations=tuple(migrations),
         )
 
-    def untold(self, notices: Sequence[Notice]) -> list[Notice]:
+    def unannounced(self, notices: Sequence[Notice]) -> list[Notice]:
         known = {*self.alerts, *self.migrations}
         return [notice for notice in notices if notice.id not in known]
 
