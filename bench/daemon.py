@@ -108,14 +108,14 @@ ROWS = (
     ("memory in MB with HTTP", "once_mb_http", "all detectors"),
     ("kernel-log line to subscriber", "line_s", "written to /dev/kmsg"),
     ("PUBLISH to subscriber alone", "floor_s", "same run"),
-    ("exit told to alert heard", "exit_to_alert_s", ""),
-    ("exit told to plan stored", "exit_to_plan_s", ""),
-    ("alert heard to plan stored", "alert_to_plan_s", "negative: plan first"),
+    ("exit reported to alert received", "exit_to_alert_s", ""),
+    ("exit reported to plan stored", "exit_to_plan_s", ""),
+    ("alert received to plan stored", "alert_to_plan_s", "negative: plan first"),
     ("flood: lines per second", "offered_per_s", "not seconds"),
     ("flood: part left out", "left_out", "the reader was slower"),
     ("flood: growth in MB", "grown_mb", "of the daemon, after 10 s of it"),
     ("flood: share of a core", "flood_cpu", ""),
-    ("flood: another line is heard", "heard_s", "said at its end"),
+    ("flood: another line arrives", "heard_s", "written at its end"),
 )
 TARGETS = (
     ("start < 0.5 s", "start_s", START_LIMIT_S),
@@ -126,7 +126,7 @@ TARGETS = (
     ("torch mapped in no run", "torch_mapped", 0),
     ("kernel-log line to subscriber < 20 ms", "line_s", LINE_LIMIT_S),
     ("alert to stored plan < 50 ms", "alert_to_plan_s", PLAN_LIMIT_S),
-    ("exit told to stored plan < 50 ms", "exit_to_plan_s", PLAN_LIMIT_S),
+    ("exit reported to stored plan < 50 ms", "exit_to_plan_s", PLAN_LIMIT_S),
     ("a flood grows memory < 2 MB", "grown_mb", GROWTH_LIMIT_MB),
 )
 

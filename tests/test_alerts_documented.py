@@ -124,14 +124,14 @@ async def test_a_subscriber_loses_nothing_over_a_restart_of_redis(
             with lasting_redis(redis_binary, tmp_path):
                 await publish(store, 1, 2)
                 line = await stack.enter_async_context(subscribe(way))
-                heard = [id_of(await line()) for _ in range(2)]
+                received = [id_of(await line()) for _ in range(2)]
             with lasting_redis(redis_binary, tmp_path):
                 await publish(store, 2, 3, 4)
-                heard += [id_of(await line()) for _ in range(2)]
+                received += [id_of(await line()) for _ in range(2)]
     finally:
         await store.close()
 
-    assert heard == ["h1-1", "h1-2", "h1-3", "h1-4"]
+    assert received == ["h1-1", "h1-2", "h1-3", "h1-4"]
 
 
 async def test_after_an_emptied_redis_the_verb_says_only_what_is_new(
@@ -144,11 +144,11 @@ async def test_after_an_emptied_redis_the_verb_says_only_what_is_new(
             with empty_redis(redis_binary, tmp_path):
                 await publish(store, 1, 2)
                 line = await stack.enter_async_context(subscribe("verb"))
-                heard = [id_of(await line()) for _ in range(2)]
+                received = [id_of(await line()) for _ in range(2)]
             with empty_redis(redis_binary, tmp_path):
                 await publish(store, 1, 2, 3)
-                heard.append(id_of(await line()))
+                received.append(id_of(await line()))
     finally:
         await store.close()
 
-    assert heard == ["h1-1", "h1-2", "h1-3"]
+    assert received == ["h1-1", "h1-2", "h1-3"]

@@ -116,8 +116,10 @@ def test_no_login_of_sentinels_is_in_the_bundle(
     quoted = [urllib.parse.quote(word, safe="") for word in (servers, sentinels)]
     url = f"redis+sentinel://tmd:{quoted[0]}@127.0.0.1:1,127.0.0.1:2/tmd/0"
     login = f"?sentinel_username=watcher&sentinel_password={quoted[1]}"
-    said = tmp_path / "programs" / "journalctl"
-    said.write_text(f"#!/bin/sh\necho 'sent {servers} and {sentinels} and {' '.join(quoted)} on'\n")
+    program = tmp_path / "programs" / "journalctl"
+    program.write_text(
+        f"#!/bin/sh\necho 'sent {servers} and {sentinels} and {' '.join(quoted)} on'\n"
+    )
     file = tmp_path / "bundle.tar.gz"
     environment = {**environment, "TMD_REDIS__URL": url + login}
     done = tmd("doctor", "--bundle", file, "-c", config, env=environment)
@@ -271,8 +273,8 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def test_a_value_is_scrubbed_before_it_is_encoded() -> None:
     """Nothing is hidden by an escape, and what is left can be decoded."""
-    said = 'the check said password="a\\"b canary7f3a", "twice"'
-    value = {"token": 'a "canary7f3a', "n": [1, "--secret", "canary7f3a", None], "text": said}
+    text = 'the check said password="a\\"b canary7f3a", "twice"'
+    value = {"token": 'a "canary7f3a', "n": [1, "--secret", "canary7f3a", None], "text": text}
     command = ["/usr/bin/redis-cli", "-a", "canary7f3a", "PING"]
 
     assert scrubbing.scrubbed_value(value, ()) == {

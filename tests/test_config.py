@@ -99,10 +99,10 @@ def test_the_file_may_be_named_by_a_variable(write, monkeypatch):
 )
 def test_a_mistake_is_named_with_file_key_and_remedy(write, text, expected):
     path = write(text)
-    said = complaint(path)
+    message = complaint(path)
 
-    assert str(path) in said
-    assert expected in said
+    assert str(path) in message
+    assert expected in message
 
 
 def test_each_kind_of_value_may_come_from_a_variable(write, monkeypatch):
@@ -176,9 +176,9 @@ def test_a_key_named_like_the_place_of_own_keys_is_one_of_them(write):
 
 
 def test_every_mistake_is_named(write):
-    said = complaint(write("[redis]\nurll = 'x'\n[leader]\nrenew_s = 'y'"))
+    message = complaint(write("[redis]\nurll = 'x'\n[leader]\nrenew_s = 'y'"))
 
-    assert len(said.splitlines()) == 2
+    assert len(message.splitlines()) == 2
 
 
 def test_a_mistake_in_a_variable_names_the_variable(write, monkeypatch):
@@ -267,10 +267,10 @@ def test_only_the_trainer_detector_acts_by_default(write):
     ],
 )
 def test_a_mistake_in_a_secret_does_not_show_it(write, text, expected):
-    said = complaint(write(f"[webhook]\n{text}"))
+    message = complaint(write(f"[webhook]\n{text}"))
 
-    assert expected in said
-    assert "hidden" not in said
+    assert expected in message
+    assert "hidden" not in message
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,11 @@ def test_scan_tells_by_its_status(config, tmp_path, status, severity):
     """No Redis is configured; the findings of a check decide."""
     path = config(script(tmp_path, status), ONLY_EXEC)
     done = tmd("scan", "--json", "--seconds", "3", "-c", path)
-    told = json.loads(done.stdout)
+    answer = json.loads(done.stdout)
 
     assert done.returncode == status, done.stderr
-    assert [a["severity"] for a in told["alerts"]] == ([severity] if severity else [])
-    assert told["watched"] == ["exec"]
+    assert [a["severity"] for a in answer["alerts"]] == ([severity] if severity else [])
+    assert answer["watched"] == ["exec"]
 
 
 def test_scan_for_people(config, tmp_path):
@@ -72,9 +72,9 @@ def test_scan_for_people(config, tmp_path):
 
 
 def test_every_detector_takes_part_in_a_scan(config):
-    told = json.loads(tmd("scan", "--json", "--seconds", "0.5", "-c", config()).stdout)
+    answer = json.loads(tmd("scan", "--json", "--seconds", "0.5", "-c", config()).stdout)
 
-    assert {"exec", "host", "nic", "trainer"} <= {*told["watched"], *told["unused"]}
+    assert {"exec", "host", "nic", "trainer"} <= {*answer["watched"], *answer["unused"]}
 
 
 @pytest.mark.parametrize(

@@ -373,8 +373,8 @@ def test_a_role_that_failed_its_rehearsal_is_never_given() -> None:
     assert assigned([3], spare, facts) == {3: member("t")}
     assert assigned([3], spare[:1], facts) == {}
     assert assigned([1, 3], spare[:1], facts) == {1: member("s")}
-    told = reasons({3: member("t")}, view, record, facts)
-    assert told[1] == "not s: it failed its rehearsal: other shapes"
+    why = reasons({3: member("t")}, view, record, facts)
+    assert why[1] == "not s: it failed its rehearsal: other shapes"
     mended = noted(some, Rehearsal(9, 1.0), 3, ROLES)
     _, _, facts = pipeline(worker("s", rehearsed=mended))
     assert assigned([3], spare[:1], facts) == {3: member("s")}
@@ -427,14 +427,14 @@ def test_a_shadow_learns_whether_its_rank_is_dead() -> None:
     record, _, _ = cluster(worker("s", Activity.IN_STEP))
     hot = ShadowAssignment(member=member("s"), rank=1, stay=True)
     record = structs.replace(record, shadows=(hot,))
-    told = {}
+    orders = {}
     for dead in ("a", "b"):
         plan = structs.replace(
             planned(2, phase=Phase.RECOVER), kind=PlanKind.FAILOVER, dead=(dead,)
         )
-        told[dead] = directive_of(structs.replace(record, plan=plan), "s")
+        orders[dead] = directive_of(structs.replace(record, plan=plan), "s")
 
-    assert told == {"a": HoldState(plan.id), "b": HoldState(plan.id, over=True)}
+    assert orders == {"a": HoldState(plan.id), "b": HoldState(plan.id, over=True)}
 
 
 def test_survivors_learn_which_lost_ranks_have_a_hot_standby() -> None:
@@ -442,17 +442,17 @@ def test_survivors_learn_which_lost_ranks_have_a_hot_standby() -> None:
     record, _, _ = cluster(worker("s", Activity.IN_STEP))
     record = open_failover(record, ["b"], "trainer", "it was killed", "replace_failed", 0.0)
     assert record.plan is not None
-    told = {}
+    orders = {}
     for name, studies in {
         "none": (),
         "hot": (ShadowAssignment(member=member("s"), rank=0, stay=True),),
         "rehearsal": (ShadowAssignment(member=member("s"), rank=0, stay=False),),
     }.items():
-        told[name] = directive_of(structs.replace(record, shadows=studies), "a")
+        orders[name] = directive_of(structs.replace(record, shadows=studies), "a")
 
     plan = record.plan.id
     plain = Hold(plan, epoch=1)
-    assert told == {"none": plain, "hot": Hold(plan, 1, hot=(1,)), "rehearsal": plain}
+    assert orders == {"none": plain, "hot": Hold(plan, 1, hot=(1,)), "rehearsal": plain}
 
 
 def test_a_plan_comes_before_a_rehearsal() -> None:

@@ -125,7 +125,7 @@ def test_a_drain_that_only_holds_a_host_in_reserve_is_replaced_for_a_drain_reque
 
 
 def test_a_node_without_tmd_is_left_alone():
-    """Neither drained, nor marked, nor is its DrainRequest completed: that is said."""
+    """Neither drained, nor marked, nor is its DrainRequest completed: that is reported."""
     foreign = structs.replace(ASKED, node="other")
     found = agreed(view(host("n1")), [node("n1"), node("other", cordoned=True)], (foreign,))
 
@@ -175,7 +175,7 @@ def test_where_room_is_short_a_drain_request_comes_before_a_cordon():
     ids=["gone", "alive", "holds a rank", "of a later release"],
 )
 def test_the_request_of_a_deleted_node_goes_with_its_host(there, undrain, problems):
-    """One whose daemon still runs, or that holds a rank, is not given back: that is said."""
+    """One whose daemon still runs, or that holds a rank, is not given back: that is reported."""
     found = agreed(there, [])
 
     assert (found.undrain, len(found.problems)) == (undrain, problems)
@@ -185,7 +185,7 @@ def test_the_request_of_a_deleted_node_goes_with_its_host(there, undrain, proble
 @pytest.mark.parametrize("cordoned", [False, True])
 def test_a_node_that_is_not_selected_is_left_alone_with_its_drain(hosts, cordoned):
     """It is there: another operator may look after it. Neither is it drained, marked or completed;
-    of a DrainRequest for it that is said."""
+    of a DrainRequest for it that is reported."""
     other = node("n1", cordoned=cordoned, selected=False, condition=None)
     there = view(*hosts, drains=(OURS,))
 
@@ -406,9 +406,9 @@ def test_the_time_of_the_last_change_stays_while_the_status_does():
     ids=str,
 )
 def test_a_finding_that_does_not_make_a_host_unfit_marks_no_node(changes):
-    told = view(host("n1", structs.replace(FAULT, **changes)))
+    seen = view(host("n1", structs.replace(FAULT, **changes)))
 
-    assert agreed(told, [node("n1")]) == Changes()
+    assert agreed(seen, [node("n1")]) == Changes()
 
 
 def test_a_node_is_healthy_again_only_after_a_while_without_a_finding():
@@ -422,15 +422,15 @@ def test_a_node_is_healthy_again_only_after_a_while_without_a_finding():
 
 def test_one_change_has_one_event_and_another_change_another():
     """The name is the same when an operator that was killed looks again."""
-    told = view(host("n1", FAULT))
+    seen = view(host("n1", FAULT))
     again = view(host("n1", structs.replace(FAULT, id="later")))
     names = [
         agreed(there, [node("n1", condition=before)]).mark[0].event.name
         for there, before in (
-            (told, WELL),
-            (told, WELL),
+            (seen, WELL),
+            (seen, WELL),
             (again, WELL),
-            (told, structs.replace(WELL, since="t1")),
+            (seen, structs.replace(WELL, since="t1")),
         )
     ]
 

@@ -47,7 +47,7 @@ OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "words"),
     [
         (TimeoutError(), "timed out"),
         (asyncio.CancelledError(), "cancelled"),
@@ -67,9 +67,9 @@ OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
         (ConfigError("no key"), "no key"),
     ],
 )
-def test_every_error_has_a_text(error: BaseException, said: str) -> None:
-    assert in_words(error) == said
-    assert brief(error) == said
+def test_every_error_has_a_text(error: BaseException, words: str) -> None:
+    assert in_words(error) == words
+    assert brief(error) == words
 
 
 @pytest.mark.parametrize("name", sorted(OURS - {"StaleLease"}))
@@ -92,8 +92,8 @@ def formatted(tree: ast.Module) -> Iterator[ast.expr]:
                 yield from _texts_of(scope.name, scope)
         elif isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
             for argument in scope.args.args:
-                said = ast.unparse(argument.annotation) if argument.annotation else ""
-                if said.endswith(("Exception", "Error")) and said not in OURS:
+                kind = ast.unparse(argument.annotation) if argument.annotation else ""
+                if kind.endswith(("Exception", "Error")) and kind not in OURS:
                     yield from _texts_of(argument.arg, scope)
 
 
@@ -232,6 +232,6 @@ def test_a_cluster_that_does_not_start_reports_the_reason(
     monkeypatch.setattr(campaign, "CampaignStage", Late)
     unused: Any = None
     cluster = campaign._Cluster(Story(name="s"), tmp_path, (), unused, unused)
-    _, said = asyncio.run(cluster._on_stage([]))
+    _, problems = asyncio.run(cluster._on_stage([]))
 
-    assert said == ["the cluster did not start or end: timed out"]
+    assert problems == ["the cluster did not start or end: timed out"]

@@ -70,8 +70,8 @@ class Job:
     def tell(self, busy):
         for rank in range(self.ranks):
             others = tuple(b for r, b in enumerate(busy) if r != rank)
-            told = PeerTimings(self.step, busy[rank], others, self.ranks)
-            self.watches[rank], self.paces[rank] = judged(self.watches[rank], told)
+            measured = PeerTimings(self.step, busy[rank], others, self.ranks)
+            self.watches[rank], self.paces[rank] = judged(self.watches[rank], measured)
         self.ever_slow |= self.slow
 
     @property
@@ -276,7 +276,7 @@ def test_a_slower_job_of_short_steps_is_reported_and_cleared_once(seed):
     slower = lambda at: 0.010 if 120 < at < 240 else 0.0  # noqa: E731
     found = changes(short_steps(seed, 600, slower_s=slower))
 
-    assert [said for _, said in found] == [True, False]
+    assert [suspected for _, suspected in found] == [True, False]
     (raised, _), (cleared, _) = found
     assert 120 + HOLD_S <= raised <= 120 + 2 * HOLD_S
     assert 240 + CLEAR_S <= cleared <= 240 + 3 * CLEAR_S
@@ -302,8 +302,8 @@ def test_no_report_is_reversed_too_early(regimes):
         times.append((at, step))
     found = changes(times)
 
-    for (earlier, said), (later, _) in pairwise(found):
-        assert later - earlier >= (CLEAR_S if said else HOLD_S) - 0.2
+    for (earlier, suspected), (later, _) in pairwise(found):
+        assert later - earlier >= (CLEAR_S if suspected else HOLD_S) - 0.2
 
 
 def test_single_milliseconds_are_no_straggler():

@@ -90,7 +90,7 @@ def test_clearing_an_unknown_finding_changes_nothing():
 )
 def test_news_alone_rebuilds_the_board(signals):
     """A reader of alerts alone knows what is raised; ids are unique per raise."""
-    board, heard, ids = Board(), {}, []
+    board, severities, ids = Board(), {}, []
     for number, (code, entity, severity, state) in enumerate(signals):
         signal = Signal(code=code, entity=entity, severity=severity, state=state)
         board, news = fold(board, signal, ORIGIN, alert_id=str(number), now=float(number))
@@ -98,12 +98,12 @@ def test_news_alone_rebuilds_the_board(signals):
             continue
         key = (news.code, news.entity)
         if news.state is State.RAISED:
-            ids += [] if key in heard else [news.id]
-            heard[key] = news.severity
+            ids += [] if key in severities else [news.id]
+            severities[key] = news.severity
         else:
-            del heard[key]
+            del severities[key]
 
-    assert {(a.code, a.entity): a.severity for a in board.alerts} == heard
+    assert {(a.code, a.entity): a.severity for a in board.alerts} == severities
     assert len(set(ids)) == len(ids)
 
 

@@ -113,16 +113,16 @@ COLOUR = """name => {
 
 async def assert_marks_plans(page):
     """The heatmap has a dot for each plan, in the colour of its kind; pointing at it tells it."""
-    canvas, said = page.locator("#heat canvas"), page.locator("#heat-at")
+    canvas, shown = page.locator("#heat canvas"), page.locator("#heat-at")
     main, bad = [await page.evaluate(COLOUR, name) for name in ("main", "bad")]
     dots = await canvas.evaluate(DOTS)
     assert [colour for _, colour in dots] == [main, bad, main]
     for (left, _), kind in zip(dots, ("planned", "failover", "planned"), strict=True):
         await canvas.hover(position={"x": left, "y": 20})
-        await said.filter(has_text=f"· {kind} · rank").wait_for()
-    assert "rank 21: gpu-022" in await said.inner_text()
+        await shown.filter(has_text=f"· {kind} · rank").wait_for()
+    assert "rank 21: gpu-022" in await shown.inner_text()
     await canvas.hover(position={"x": dots[0][0] + 20, "y": 20})
-    await said.filter(has_text=re.compile(r"step \d+ · rank 3: \d")).wait_for()
+    await shown.filter(has_text=re.compile(r"step \d+ · rank 3: \d")).wait_for()
 
 
 async def assert_shows_the_other_job(page):
@@ -135,7 +135,7 @@ async def assert_shows_the_other_job(page):
 
 
 async def test_the_page_says_what_it_does_not_get():
-    """Redis away, a pause, the daemon gone: each is said, and no text of a host is markup."""
+    """Redis away, a pause, the daemon gone: each is shown, and no text of a host is markup."""
     store = MemoryStore()
     evil = "<img src=x onerror=alert(1)>"
     raised = alert(id="x", severity=Severity.FATAL, message=evil)
@@ -282,8 +282,8 @@ def test_lost_time_is_that_of_the_record_and_what_no_record_has_yet() -> None:
         HostStatus(name, "i", lost={"job": {"hold": seconds}, "other": {"hold": 99.0}})
         for name, seconds in (("h1", 1.0), ("h3", 2.0))
     )
-    told = structs.replace(record("h1", "h2"), lost={"hold": 10.0, "failover": 4.0})
-    row = rows_of(ClusterView(hosts=hosts, jobs=(told,)), "h1#i", "c", "h1")["job/job"]
+    lost = structs.replace(record("h1", "h2"), lost={"hold": 10.0, "failover": 4.0})
+    row = rows_of(ClusterView(hosts=hosts, jobs=(lost,)), "h1#i", "c", "h1")["job/job"]
 
     assert isinstance(row, JobRow)
     assert row.lost == {"hold": 13.0, "failover": 4.0}

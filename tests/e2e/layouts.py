@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     """A model that is distributed over ranks, and its declarations to the session."""
 
     model: nn.Module
-    told: dict[str, Any] = {}
+    registered: dict[str, Any] = {}
     reduce: Callable[[], None] = lambda: None
     """After the backward pass: sum the gradients that the model does not sum."""
     sampler: Callable[[TensorDataset], Sampler[int]] | None = None
@@ -97,8 +97,8 @@ def tensor(net: Net) -> Layout:
     def sampler(data: TensorDataset) -> Sampler[int]:
         return DistributedSampler(data, 2, mesh["dp"].get_local_rank(), shuffle=False)
 
-    told = {"replicas": replicas_along(mesh, "dp"), "data_mesh": mesh["dp"]}
-    return Layout(net, told, reduce, sampler)
+    registered = {"replicas": replicas_along(mesh, "dp"), "data_mesh": mesh["dp"]}
+    return Layout(net, registered, reduce, sampler)
 
 
 def both(net: Net) -> Layout:
@@ -188,7 +188,7 @@ def main() -> None:
     )
     layout = LAYOUTS[args.layout](Net())
     optimizer = torch.optim.AdamW(layout.model.parameters(), lr=1e-2)
-    session.register(model=layout.model, optimizer=optimizer, **layout.told)
+    session.register(model=layout.model, optimizer=optimizer, **layout.registered)
     own: Sampler[int] = session.sampler(size, BATCH, args.steps)
     if layout.sampler is not None and not args.seekable:
         own = layout.sampler(data)
@@ -211,7 +211,7 @@ def main() -> None:
     folder = os.environ.get("TMD_TRACE")
     if folder and not session.shadowing:
         digest = digest_of(local(layout.model.parameters()))
-        where = place(layout.told.get("data_mesh"))
+        where = place(layout.registered.get("data_mesh"))
         Path(folder, f"weights-{session.rank}").write_text(f"{digest} {where}")
 
 

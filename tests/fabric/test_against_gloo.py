@@ -182,9 +182,9 @@ def messages(case, group, rank, lay):
 def objects(case, group, rank, lay):
     found: list[Any] = [None] * len(case.ranks)
     dist.all_gather_object(found, {"rank": rank, "seed": case.seed}, group=group)
-    told = [case.seed if rank == case.ranks[case.root] else None, None]
-    dist.broadcast_object_list(told, case.ranks[case.root], group=group)
-    assert told[0] == case.seed
+    seeds = [case.seed if rank == case.ranks[case.root] else None, None]
+    dist.broadcast_object_list(seeds, case.ranks[case.root], group=group)
+    assert seeds[0] == case.seed
     return [torch.tensor([item["rank"] for item in found])]
 
 
@@ -465,7 +465,7 @@ REFUSED = (
 
 def refused(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
     dtype, op, _ = REFUSED[number]
-    tensor, said = torch.zeros(5).to(dtype), []
+    tensor, refusals = torch.zeros(5).to(dtype), []
     for call in (
         lambda: dist.reduce(tensor, 0, op),
         lambda: dist.reduce_scatter(tensor[:1], list(tensor.split(1)), op),
@@ -475,8 +475,8 @@ def refused(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
         try:
             call()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            refusals.append(str(error))
+    return refusals
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
@@ -486,9 +486,9 @@ def test_an_unsupported_reduction_is_named_with_an_alternative(workers: Pool, nu
     names = ["reduce", "reduce_scatter", "reduce_scatter"]
     names += [] if dtype.is_complex else ["all_reduce"]
 
-    for said in workers.run(refused, number):
-        assert [line.split()[0] for line in said] == names
-        assert all(remedy in line for line in said), said
+    for refusals in workers.run(refused, number):
+        assert [line.split()[0] for line in refusals] == names
+        assert all(remedy in line for line in refusals), refusals
 
 
 def sparse(rank: int, size: int, store: dist.Store) -> str:

@@ -540,12 +540,12 @@ def test_a_thread_that_the_system_refuses_is_a_reason(monkeypatch: pytest.Monkey
 
     with job() as j:
         worker = j.workers[j.holders[0]]
-        told: list[str] = []
+        refusals: list[str] = []
         later = Membership(epoch=9, members=(*j.held.members[1:], j.held.members[0]))
         with monkeypatch.context() as refused:
             refused.setattr(threading.Thread, "start", start)
-            worker.prepare(VIEWS, later, told.append)
-        assert told == [worker.refusal]
+            worker.prepare(VIEWS, later, refusals.append)
+        assert refusals == [worker.refusal]
         assert "can't start new thread" in worker.refusal
 
 
@@ -558,15 +558,15 @@ def test_a_lost_generation_whose_abort_gets_no_thread_is_reported(
         raise RuntimeError("can't start new thread")
 
     with job() as j:
-        told: list[tuple[str, ...]] = []
-        alone = Generations(FakeKind(j.cluster, "alone"), on_hung=told.append)
+        hung: list[tuple[str, ...]] = []
+        alone = Generations(FakeKind(j.cluster, "alone"), on_hung=hung.append)
         members = (Member(worker="alone", host="alone", address=""),)
         alone.enter(Membership(epoch=1, members=members))
         assert alone.of(GroupView("own", (0,))) is not None
         with monkeypatch.context() as refused:
             refused.setattr(threading.Thread, "start", start)
             alone.lose(1)
-        assert told == [("own",)]
+        assert hung == [("own",)]
 
 
 class Life(RuleBasedStateMachine):

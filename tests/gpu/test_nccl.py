@@ -52,7 +52,7 @@ class Ranks:
     def __init__(self, processes: list[Any], pipes: list[Connection]) -> None:
         self.processes, self.pipes = processes, pipes
 
-    def heard(self, rank: int) -> Any:
+    def received(self, rank: int) -> Any:
         assert self.pipes[rank].poll(SOON_S), f"rank {rank} says nothing"
         return self.pipes[rank].recv()
 
@@ -69,7 +69,7 @@ def ranks(size: int, act: Callable[..., Any], cuda: str = "nccl") -> Iterator[Ra
         for process in processes:
             process.start()
         made = Ranks(processes, [here for here, _ in pipes])
-        addresses = [made.heard(r) for r in range(size)]
+        addresses = [made.received(r) for r in range(size)]
         for pipe in made.pipes:
             pipe.send(addresses)
         yield made
@@ -91,7 +91,7 @@ def summed(fabric: Fabric, group: Group, _: Connection) -> list[float]:
 @pytest.mark.parametrize("cuda", ["nccl", "staged"])
 def test_ranks_on_one_card_sum(cuda: str) -> None:
     with ranks(3, summed, cuda) as made:
-        assert [made.heard(r) for r in range(3)] == [[7.0] * 4] * 3
+        assert [made.received(r) for r in range(3)] == [[7.0] * 4] * 3
 
 
 def until_poisoned(fabric: Fabric, group: Group, pipe: Connection) -> tuple[Any, Any]:
@@ -108,9 +108,9 @@ def until_poisoned(fabric: Fabric, group: Group, pipe: Connection) -> tuple[Any,
 def test_a_killed_rank_frees_the_others_from_their_device() -> None:
     """Its peers are inside collectives of NCCL, which would never end."""
     with ranks(4, until_poisoned) as made:
-        assert [made.heard(r) for r in range(4)] == ["running"] * 4
+        assert [made.received(r) for r in range(4)] == ["running"] * 4
         os.kill(made.processes[1].pid, signal.SIGKILL)
-        assert [made.heard(r) for r in (0, 2, 3)] == [(("p1",), ())] * 3
+        assert [made.received(r) for r in (0, 2, 3)] == [(("p1",), ())] * 3
 
 
 def job(folder: Path, url: str, standby: tuple[str, ...]) -> ClusterSpec:

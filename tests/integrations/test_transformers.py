@@ -179,7 +179,7 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def said() -> list[str]:
+def refusals() -> list[str]:
     """The reasons, all from one process, since it takes seconds to import transformers."""
     need("transformers")
     result = run(REFUSED + IMPORTS)
@@ -187,10 +187,10 @@ def said() -> list[str]:
     return [line for line in result.stdout.splitlines() if line.startswith("refused:")]
 
 
-def test_what_it_cannot_repeat_is_refused_by_name(said: list[str]) -> None:
-    assert "import TrainingArguments from tmd.integrations.transformers" in said[0]
+def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
+    assert "import TrainingArguments from tmd.integrations.transformers" in refusals[0]
     for line, name in zip(
-        said[1:-3],
+        refusals[1:-3],
         (
             "auto_find_batch_size",
             "eval_on_start",
@@ -204,9 +204,9 @@ def test_what_it_cannot_repeat_is_refused_by_name(said: list[str]) -> None:
         assert name in line
 
 
-def test_a_missing_package_or_another_release_is_named_with_the_remedy(said: list[str]) -> None:
+def test_a_missing_package_or_another_release_is_named_with_the_remedy(refusals: list[str]) -> None:
     """With another loop it would train without any protection."""
-    *missing, other = said[-3:]
+    *missing, other = refusals[-3:]
 
     for name, line in zip(("transformers", "accelerate"), missing, strict=True):
         assert f"needs {name}: run pip install 'tmd-trainmover[transformers]'" in line

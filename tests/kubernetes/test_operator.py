@@ -128,7 +128,7 @@ async def drained(cluster: Cluster, host: str) -> bool:
 
 
 async def test_a_finding_is_a_condition_and_one_event(server: ApiServer, cluster: Cluster) -> None:
-    """The end is told as well. Nothing else is written to a node: neither conditions of others nor
+    """The end is reported as well. Nothing else of a node changes: neither conditions of others nor
     labels, which the right would allow."""
     await cluster.host("n1", FAULT)
     async with operating(server, cluster, healthy_after_s=0.0):
@@ -232,7 +232,7 @@ async def test_no_drain_request_is_needed(cluster: Cluster, server: ApiServer) -
 async def test_an_outage_of_redis_only_delays(
     server: ApiServer, redis_binary: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said once."""
+    """It is logged once."""
     with plain(redis_binary, tmp_path / "redis") as (port, process):
         url = f"redis://127.0.0.1:{port}/0"
         cluster = Cluster(open_store(settings_for(url, "outage", tmp_path)))
@@ -243,7 +243,7 @@ async def test_an_outage_of_redis_only_delays(
             process.send_signal(signal.SIGSTOP)
             try:
                 server.node("n1", cordoned=True)
-                await until(lambda: told(capfd, "trying again"), "the outage is said")
+                await until(lambda: logged(capfd, "trying again"), "the outage is logged")
                 looked = len(server.requests)
                 await until(
                     lambda: verbs(server)[looked:].count(("list", "nodes")) > 1, "it tries again"
@@ -253,28 +253,30 @@ async def test_an_outage_of_redis_only_delays(
             await until(lambda: drained(cluster, "n1"), "the host is drained")
         await cluster.store.close()
 
-    assert not told(capfd, "trying again")
+    assert not logged(capfd, "trying again")
 
 
 async def test_an_outage_of_the_api_server_only_delays(
     server: ApiServer, cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A right that is taken away is said, with what is asked for."""
+    """A right that is taken away is logged, with what is asked for."""
     async with operating(server, cluster):
         await until(lambda: health(server, "n5") == "True", "it has looked")
         server.rights = set()
         await until(
-            lambda: told(capfd, 'does not let us list nodes: nodes is forbidden: User "operator"'),
-            "it is said",
+            lambda: logged(
+                capfd, 'does not let us list nodes: nodes is forbidden: User "operator"'
+            ),
+            "it is logged",
         )
         server.rights = None
         server.node("n1", cordoned=True)
         await until(lambda: drained(cluster, "n1"), "the host is drained")
 
-    assert not told(capfd, "trying again")
+    assert not logged(capfd, "trying again")
 
 
-def told(capfd: pytest.CaptureFixture[str], what: str) -> bool:
+def logged(capfd: pytest.CaptureFixture[str], what: str) -> bool:
     return what in capfd.readouterr().err
 
 

@@ -124,21 +124,21 @@ async def test_a_correct_detector_passes_the_kit():
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"), [(NoDefault, "has no default"), (AnyKey, "accepts any key")]
+    ("broken", "reason"), [(NoDefault, "has no default"), (AnyKey, "accepts any key")]
 )
-def test_the_kit_finds_a_broken_config(broken, said):
-    with pytest.raises(BrokenContract, match=said):
+def test_the_kit_finds_a_broken_config(broken, reason):
+    with pytest.raises(BrokenContract, match=reason):
         kit.check_config(broken())
 
 
-@pytest.mark.parametrize(("broken", "said"), [(NoReason, "no reason"), (Slow, "took")])
-def test_the_kit_finds_a_broken_supported(broken, said):
-    with pytest.raises(BrokenContract, match=said):
+@pytest.mark.parametrize(("broken", "reason"), [(NoReason, "no reason"), (Slow, "took")])
+def test_the_kit_finds_a_broken_supported(broken, reason):
+    with pytest.raises(BrokenContract, match=reason):
         kit.check_supported(broken(), within_s=0.01)
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "reason"),
     [
         (Ends, "ends"),
         (NoGenerator, "not an 'async def'"),
@@ -148,10 +148,10 @@ def test_the_kit_finds_a_broken_supported(broken, said):
         (Litters, "leaves tasks behind"),
     ],
 )
-async def test_the_kit_finds_a_broken_watch(broken, said):
+async def test_the_kit_finds_a_broken_watch(broken, reason):
     detector = broken()
     try:
-        with pytest.raises(BrokenContract, match=said):
+        with pytest.raises(BrokenContract, match=reason):
             await kit.check_watch(detector, close_s=0.1)
     finally:
         for task in getattr(detector, "tasks", ()):

@@ -85,12 +85,12 @@ def test_findings_follow_the_health_of_the_host():
     ]
     raised, cleared = State.RAISED, State.CLEARED
 
-    said = [[(s.code, s.entity, s.severity, s.state) for s in findings.observe(o)] for o in story]
+    found = [[(s.code, s.entity, s.severity, s.state) for s in findings.observe(o)] for o in story]
 
     degraded = ("exec.mine", "host", Severity.DEGRADED)
     fatal = ("exec.mine", "host", Severity.FATAL)
     unusable = ("exec.unusable", "check:mine", Severity.WARNING)
-    assert said == [
+    assert found == [
         [],
         [(*degraded, raised)],
         [],
@@ -158,8 +158,8 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
 async def test_checks_run_concurrently_but_never_twice_at_once(tmp_path):
     """A hanging check does not delay another, whose log shows a start only after an end."""
     log = tmp_path / "log"
-    said = """{ echo '{"message": "five runs"}'; exit 1; }"""
-    script = f"printf + >> {log}; printf - >> {log}; test $(wc -c < {log}) -lt 10 || {said}"
+    failing = """{ echo '{"message": "five runs"}'; exit 1; }"""
+    script = f"printf + >> {log}; printf - >> {log}; test $(wc -c < {log}) -lt 10 || {failing}"
     hangs = ExecCheck(name="hangs", command=("/bin/sleep", "1000"), timeout_s=1000)
     again = ExecCheck(name="again", command=("/bin/sh", "-c", script), every_s=0.001)
     async with aclosing(
@@ -187,12 +187,12 @@ async def test_closing_the_detector_ends_its_commands(tmp_path):
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await signals.aclose()
-        said = os.read(reader, 100), os.read(reader, 100)
+        output = os.read(reader, 100), os.read(reader, 100)
     finally:
         asyncio.get_running_loop().remove_reader(reader)
         os.close(reader)
 
-    assert said == (b"here\n", b"")
+    assert output == (b"here\n", b"")
 
 
 # --- configuration --------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_checks_come_from_the_configuration():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "reason"),
     [
         ({"name": "a", "command": []}, "length"),
         ({"name": "a", "command": "/bin/true"}, "array"),
@@ -222,8 +222,8 @@ def test_checks_come_from_the_configuration():
         ({"command": ["x"]}, "name"),
     ],
 )
-def test_a_wrong_check_is_refused_at_start(wrong, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_check_is_refused_at_start(wrong, reason):
+    with pytest.raises(ConfigError, match=reason):
         configured(checks=[wrong])
 
 

@@ -33,12 +33,12 @@ def see():
     findings = NicFindings(NicRules())
 
     def observe(now, *ports):
-        return said(findings.observe(Snapshot(ports), now))
+        return codes(findings.observe(Snapshot(ports), now))
 
     return observe
 
 
-def said(signals):
+def codes(signals):
     return [(s.code, s.severity if s.state is RAISED else None) for s in signals]
 
 
@@ -66,10 +66,10 @@ def test_a_port_that_was_never_up_is_no_finding(see):
 
 def test_an_expected_port_that_was_never_up_is_a_finding():
     findings = NicFindings(NicRules(expect=("mlx5_0/1",)))
-    first = said(findings.observe(Snapshot((DOWN,)), 0))
+    first = codes(findings.observe(Snapshot((DOWN,)), 0))
 
     assert first == []
-    assert said(findings.observe(Snapshot((DOWN,)), 10)) == [("nic.down", Severity.FATAL)]
+    assert codes(findings.observe(Snapshot((DOWN,)), 10)) == [("nic.down", Severity.FATAL)]
 
 
 def test_an_unknown_state_changes_nothing(see):
@@ -133,7 +133,7 @@ def test_flapping_can_hold_until_a_person_acts():
     findings = NicFindings(NicRules(links=LinkLimits(flap_hold_s=0)))
 
     def see(now, *ports):
-        return said(findings.observe(Snapshot(ports), now))
+        return codes(findings.observe(Snapshot(ports), now))
 
     for start in (0, 100, 200):
         bounce(see, start, 30)
@@ -169,11 +169,11 @@ def test_a_device_is_not_gone_after_its_hold_alone(see):
 
 def test_a_port_missing_from_the_start_is_a_finding_if_expected():
     findings = NicFindings(NicRules(expect=("mlx5_0/1",)))
-    empty = [said(findings.observe(Snapshot(), t)) for t in (0, 5, 10)]
+    empty = [codes(findings.observe(Snapshot(), t)) for t in (0, 5, 10)]
 
     assert empty == [[], [], [("nic.gone", Severity.FATAL)]]
-    assert said(findings.observe(Snapshot((PORT,)), 15)) == [("nic.gone", None)]
-    assert said(findings.observe(Snapshot((PORT,)), 20)) == []
+    assert codes(findings.observe(Snapshot((PORT,)), 15)) == [("nic.gone", None)]
+    assert codes(findings.observe(Snapshot((PORT,)), 20)) == []
 
 
 def test_renumbering_is_neither_loss_nor_fault(see):
@@ -203,7 +203,7 @@ def test_an_unnamed_ethernet_port_is_only_a_warning():
     for findings in (stranger, named):
         list(findings.observe(Snapshot((up,)), 0))
         list(findings.observe(Snapshot((down,)), 5))
-        found.append(said(findings.observe(Snapshot((down,)), 15)))
+        found.append(codes(findings.observe(Snapshot((down,)), 15)))
 
     assert found == [[("nic.down", Severity.WARNING)], [("nic.down", Severity.FATAL)]]
 

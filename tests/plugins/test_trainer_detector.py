@@ -176,11 +176,11 @@ def test_the_exit_of_a_trainer_clears_its_loss_finding(see):
 
 def test_a_kill_for_memory_is_reported_with_the_exit():
     findings = TrainerFindings(CONFIG)
-    said = [(s.code, s.severity) for s in findings.observe(ends(-9), 0.0, starved=True)]
+    found = [(s.code, s.severity) for s in findings.observe(ends(-9), 0.0, starved=True)]
     again = list(findings.observe(ends(-9), 1.0))
     over = {s.code for s in findings.observe(ends(-9, forgotten=True), 2.0)}
 
-    assert set(said) == {(OUT_OF_MEMORY, Severity.WARNING), (EXITED, Severity.FATAL)}
+    assert set(found) == {(OUT_OF_MEMORY, Severity.WARNING), (EXITED, Severity.FATAL)}
     assert again == []
     assert over == {OUT_OF_MEMORY, EXITED}
 
@@ -192,11 +192,11 @@ def test_only_kills_since_the_last_reading_count(tmp_path):
     kills.look(0.0)
     same = kills.grew()
     file.write_text("oom_kill 4\n")
-    grown, told = kills.grew(), kills.grew()
+    grown, reported = kills.grew(), kills.grew()
     file.write_text("oom_kill 5\n")
     kills.look(FRESH_S)  # a kill this old explains no exit
 
-    assert (same, grown, told, kills.grew()) == (False, True, False, False)
+    assert (same, grown, reported, kills.grew()) == (False, True, False, False)
 
 
 def test_a_kernel_without_the_counter_is_no_error(tmp_path):
@@ -219,9 +219,9 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
         await context.idle.wait()
         (tmp_path / "vmstat").write_text(f"oom_kill {count}\n")
         context.tell(ends(code))
-        said = await first
+        signal = await first
 
-    assert said.code == (OUT_OF_MEMORY if starved else EXITED)
+    assert signal.code == (OUT_OF_MEMORY if starved else EXITED)
 
 
 def test_a_missed_checkpoint_is_raised_until_one_succeeds(see):
@@ -282,13 +282,13 @@ def test_a_standby_that_is_unfit_is_a_finding_with_its_reason_until_it_rehearses
 
 
 def test_a_standby_that_refuses_a_plan_is_a_finding_with_its_reason(see):
-    said = structs.replace(
+    refused = structs.replace(
         STANDBY, activity=Activity.REFUSED, plan="job-2", detail="0.9 s behind at steps of 0.1 s"
     )
-    (signal,) = TrainerFindings(CONFIG).observe(speaks(said), 0.0)
+    (signal,) = TrainerFindings(CONFIG).observe(speaks(refused), 0.0)
 
     assert signal.message == "it refused a rank in plan job-2: 0.9 s behind at steps of 0.1 s"
-    assert see(speaks(said)) == [(REFUSED, State.RAISED)]
+    assert see(speaks(refused)) == [(REFUSED, State.RAISED)]
     assert see(speaks(STANDBY)) == [(REFUSED, State.CLEARED)]
 
 

@@ -60,20 +60,20 @@ def test_a_hot_standby_that_gains_more_is_chosen() -> None:
     found = advice(
         useful(Kind.WARM, 0, 40.0), useful(Kind.WARM, 1, 80.0), useful(Kind.HOT, 1, 82.0)
     )
-    said = list(sentences(found, JOB, COSTS))
+    lines = list(sentences(found, JOB, COSTS))
 
-    assert said[0] == "Keep 1 hot standby."
-    assert "If they were warm, the job would have 2.00 useful hours fewer." in said
+    assert lines[0] == "Keep 1 hot standby."
+    assert "If they were warm, the job would have 2.00 useful hours fewer." in lines
 
 
 def test_rivals_are_compared_by_the_price_of_the_same_work() -> None:
     found = advice(
         useful(Kind.WARM, 1, 80.0), useful(Kind.RESTART, 1, 64.0), useful(Kind.ELASTIC, 0, 80.0)
     )
-    said = " ".join(sentences(found, JOB, COSTS))
+    lines = " ".join(sentences(found, JOB, COSTS))
 
-    assert "cheapest with 1 spare host: goodput 64.00%, and an hour costs 25.00% more." in said
-    assert "cheapest with no spare hosts: goodput 80.00%, and an hour costs 20.00% less." in said
+    assert "cheapest with 1 spare host: goodput 64.00%, and an hour costs 25.00% more." in lines
+    assert "cheapest with no spare hosts: goodput 80.00%, and an hour costs 20.00% less." in lines
 
 
 def test_the_advice_says_what_one_standby_more_would_bring() -> None:
@@ -92,8 +92,8 @@ def test_a_unique_state_is_saved_as_often_as_loses_least() -> None:
 
     assert snapshot_steps(unique, costs, HOUR) == 12
     assert snapshot_steps(JOB, costs, HOUR) == 0
-    said = list(sentences(advice(useful(Kind.WARM, 0, 90.0), job=unique), unique, costs))
-    assert any(s.startswith("Take a snapshot in memory every 10 steps") for s in said)
+    lines = list(sentences(advice(useful(Kind.WARM, 0, 90.0), job=unique), unique, costs))
+    assert any(s.startswith("Take a snapshot in memory every 10 steps") for s in lines)
 
 
 def test_the_mean_of_outcomes_still_sums_up_to_the_whole() -> None:

@@ -123,7 +123,7 @@ class Watched(ShadowSession):
     """Records its actions."""
 
     facts: Facts
-    heard: list[Frame]
+    received: list[Frame]
     copied_to: list[int]
     """Steps to whose start it came otherwise than by computing the one before."""
     units = 0
@@ -132,12 +132,12 @@ class Watched(ShadowSession):
 
     @property
     def boundaries(self) -> list[Boundary]:
-        return [frame for frame in self.heard if isinstance(frame, Boundary)]
+        return [frame for frame in self.received if isinstance(frame, Boundary)]
 
     def _take_in(self, arrival: Arrival, feed: Feed) -> None:
         super()._take_in(arrival, feed)
         with self.facts.changing():
-            self.heard.append(arrival.frame)
+            self.received.append(arrival.frame)
             self.units += isinstance(arrival.frame, Unit)
 
     def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
@@ -159,7 +159,7 @@ class Telling(ShadowReceiver):
     """Records its frames to the source, and reports arrivals."""
 
     def __init__(self, link: Link, facts: Facts) -> None:
-        self.told: list[Frame] = []
+        self.frames: list[Frame] = []
         self._facts = facts
         super().__init__(link, 1 << 30)
 
@@ -170,7 +170,7 @@ class Telling(ShadowReceiver):
 
     def send(self, frame: Frame) -> None:
         super().send(frame)
-        self.told.append(frame)
+        self.frames.append(frame)
 
 
 class Joiner(Facts):
@@ -187,7 +187,7 @@ class Joiner(Facts):
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
         self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
-        self.following.facts, self.following.heard, self.following.copied_to = self, [], []
+        self.following.facts, self.following.received, self.following.copied_to = self, [], []
         self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: DataPlace(0, 1))
         self.pictures: dict[int, list[Picture]] = {}
         self.at = -1
@@ -325,7 +325,7 @@ class Pair:
         """Steps until everything was copied while the source waited."""
         joiner = self.joiner
         whole = Begin(whole=True)  # sent last, when the joiner has dropped what it had
-        while joiner.error is None and (whole not in joiner.shadow.told or joiner.lacks_state):
+        while joiner.error is None and (whole not in joiner.shadow.frames or joiner.lacks_state):
             self.source.begin()
             # The joiner may have got its copy and failed before this thread looks.
             joiner.until(

@@ -40,13 +40,13 @@ def test_a_link_that_stays_open_is_not_waited_for(directive: HoldState | Wait) -
 def test_once_in_step_a_joiner_says_at_each_step_where_it_is() -> None:
     with pair(Script) as p:
         p.meet()
-        before = [f for f in p.joiner.shadow.told if isinstance(f, Settled)]
+        before = [f for f in p.joiner.shadow.frames if isinstance(f, Settled)]
         p.joiner.following.settle()
         p.together(3)
-        told = [f.step for f in p.joiner.shadow.told if isinstance(f, Settled)]
+        steps = [f.step for f in p.joiner.shadow.frames if isinstance(f, Settled)]
 
         assert before == []
-        assert told[1:] == [p.joiner.at - n for n in (2, 1, 0)]
+        assert steps[1:] == [p.joiner.at - n for n in (2, 1, 0)]
 
 
 def test_there_is_no_state_between_a_tail_and_its_boundary() -> None:

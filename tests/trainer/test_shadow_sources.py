@@ -42,8 +42,8 @@ class Scene:
         """What the rank says to one who wants to follow it."""
         link = self._other.connect(self._rank, frames.PURPOSE, timeout=PATIENCE)
         frames.send(link, frames.Envelope(ShadowRequest("", 0)))
-        said, _ = frames.receive(link)
-        return link, said
+        frame, _ = frames.receive(link)
+        return link, frame
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def scene(place: Feed | None) -> Iterator[Scene]:
 
 def answer(place: Feed | None) -> object:
     with scene(place) as s:
-        link, said = s.ask()
+        link, frame = s.ask()
         link.close()
-        return said
+        return frame
 
 
 def feed(*, closed: bool) -> Feed:
@@ -79,11 +79,11 @@ def test_a_rank_outside_of_its_loop_is_not_shadowed(place: Feed | None) -> None:
     """It may be the end: a joiner sent on to a next loop would run the code after training.
 
     The rank's later offer is included, so that a joiner that does not fit is refused early."""
-    said = answer(place)
+    frame = answer(place)
 
-    assert isinstance(said, Dropped)
-    assert said.reason == "the rank is between two batches() calls"
-    assert said.offer is not None
+    assert isinstance(frame, Dropped)
+    assert frame.reason == "the rank is between two batches() calls"
+    assert frame.offer is not None
 
 
 def test_an_unverified_state_is_not_shadowed() -> None:

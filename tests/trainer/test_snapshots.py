@@ -53,9 +53,9 @@ class Rank(Facts):
         self.state.feed = Feed(range(100), 0, lambda: 0, lambda: DataPlace(0, 1))
         self.step = 0
         self.kept: Seen = ()
-        self.snapshots = Snapshots(self.context, every, self.heard)
+        self.snapshots = Snapshots(self.context, every, self.note)
 
-    def heard(self, kept: Seen) -> None:
+    def note(self, kept: Seen) -> None:
         with self.changing():
             self.kept = kept
 
@@ -102,16 +102,16 @@ def ranks(scripts: Sequence[Script], **how: Any) -> Iterator[list[Rank]]:
 
 def train(made: Sequence[Rank], steps: int) -> list[int]:
     """Steps of all ranks that wait for each snapshot; returns the result of each vote."""
-    heard = []
+    least_of_all = []
     for _ in range(steps):
         for rank in made:
             rank.snapshots.at_boundary(rank.step)
         least = min(rank.settled() for rank in made)
-        heard.append(least)
+        least_of_all.append(least)
         for rank in made:
             rank.snapshots.voted(least)
             rank.apply()
-    return heard
+    return least_of_all
 
 
 def back(rank: int, step: int, source: Member | None = None) -> Sync:

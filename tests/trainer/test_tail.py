@@ -179,8 +179,8 @@ def test_a_settled_joiner_gets_only_outputs() -> None:
         following.settle()
         while following.boundaries[-1].rest is not None:
             p.together(1)
-        del following.heard[:]
+        del following.received[:]
         p.together(3)
 
-        assert {type(frame) for frame in following.heard} == {Boundary, DigestCheck}
+        assert {type(frame) for frame in following.received} == {Boundary, DigestCheck}
         p.assert_equal()

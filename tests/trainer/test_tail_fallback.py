@@ -29,7 +29,7 @@ def test_everything_is_copied_after_a_wrong_tail(make: Callable[[int], Script]) 
         p.fall_back()
         p.together(3)
 
-        assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
+        assert p.joiner.shadow.frames == [Begin(), Begin(whole=True)]
         assert p.joiner.following.units == 2 * len(p.source.units)
         assert "training waited for a whole copy" in p.joiner.following.note
         assert "parameters and optimizer state at the start of step" in p.joiner.following.note
@@ -48,7 +48,7 @@ def test_a_wrong_tail_is_not_blamed_on_the_joiner() -> None:
         p.fall_back()
         p.together(3)
 
-        assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
+        assert p.joiner.shadow.frames == [Begin(), Begin(whole=True)]
         p.assert_equal_at_last()
 
 
@@ -61,7 +61,7 @@ def test_hidden_optimizer_state_is_detected() -> None:
         error = p.come_apart()
         copied = p.copied_at
 
-        assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
+        assert p.joiner.shadow.frames == [Begin(), Begin(whole=True)]
         assert p.joiner.pictures[copied][0] == p.source.pictures[copied]
         assert isinstance(error, Differs)
         assert "parameters and optimizer state" in str(error)

@@ -220,9 +220,9 @@ def test_fewer_gpus_than_expected_is_a_finding():
 
 
 def test_a_hang_worsens_and_clears(host):
-    said = [[brief(s) for s in host.judge.hung(n, "no answer")] for n in (1, 2, 3, 0)]
+    reported = [[brief(s) for s in host.judge.hung(n, "no answer")] for n in (1, 2, 3, 0)]
 
-    assert said[0] == [("hung", WARNING, RAISED)]
-    assert said[1] == [("hung", DEGRADED, RAISED)]
-    assert said[2] == []
-    assert said[3] == [("hung", DEGRADED, CLEARED)]
+    assert reported[0] == [("hung", WARNING, RAISED)]
+    assert reported[1] == [("hung", DEGRADED, RAISED)]
+    assert reported[2] == []
+    assert reported[3] == [("hung", DEGRADED, CLEARED)]

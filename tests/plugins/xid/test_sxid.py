@@ -40,12 +40,12 @@ def test_the_corpus_is_large_enough():
     assert len({text for text, _ in LINES}) >= 21
 
 
-@pytest.mark.parametrize(("text", "said"), LINES, ids=[t[:70] for t, _ in LINES])
-def test_every_form_is_judged(switches, text, said):
+@pytest.mark.parametrize(("text", "expected"), LINES, ids=[t[:70] for t, _ in LINES])
+def test_every_form_is_judged(switches, text, expected):
     fault = read(text)
     signals = list(switches.observe(fault, 0.0))
 
-    pci, sxid, link, severity = said
+    pci, sxid, link, severity = expected
     assert (fault.pci, fault.sxid, fault.link) == (pci, sxid, link)
     wanted = (
         [] if severity is None else [(f"xid.sxid.{sxid}", f"nvswitch:{pci}", Severity(severity))]
@@ -74,11 +74,11 @@ def test_the_lines_of_one_error_are_one_finding(switches, order):
 def test_links_of_one_switch_are_one_finding_that_names_them(switches):
     (first,) = hears(switches, REPORT)
     again = hears(switches, REPORT.replace("63", "62"), REPORT.replace("63", "05"), REPORT)
-    (told,) = switches.flush()
+    (counted,) = switches.flush()
 
     assert again == []
-    assert (first.count, told.count) == (1, 3)
-    assert told.evidence[-1] == "links 5, 62, 63"
+    assert (first.count, counted.count) == (1, 3)
+    assert counted.evidence[-1] == "links 5, 62, 63"
 
 
 def test_a_fatal_error_stays_until_a_new_boot_and_others_clear_by_silence(switches):
@@ -129,7 +129,7 @@ def test_the_table_states_its_source():
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "reason"),
     [
         ("20034,up,no,link,fail", "only a fatal"),
         ("20034,up,fatal,link,drain", "no verdict drain"),
@@ -137,10 +137,10 @@ def test_the_table_states_its_source():
         ("x,up,fatal,link,fail", "int"),
     ],
 )
-def test_an_invalid_row_is_an_error_that_names_it(row, said):
+def test_an_invalid_row_is_an_error_that_names_it(row, reason):
     lines = ["# source: s", "# as_of: d", "sxid,name,fatal,scope,verdict", row]
 
-    with pytest.raises(PluginError, match=rf"SXid table mine.csv: SXid .*{said}"):
+    with pytest.raises(PluginError, match=rf"SXid table mine.csv: SXid .*{reason}"):
         parse(lines, "mine.csv")
 
 

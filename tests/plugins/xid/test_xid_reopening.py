@@ -60,10 +60,10 @@ async def test_records_written_while_the_log_was_away_are_read(plug, tmp_path):
         plug.plug(old, new)
         found += [await anext(signals) for _ in range(2)]
 
-    said = [(s.code, s.state) for s in found]
+    reported = [(s.code, s.state) for s in found]
     raised, cleared = State.RAISED, State.CLEARED
     away = ("xid.no_log", raised), ("xid.79", raised), ("xid.no_log", cleared)
-    assert said == [("xid.31", raised), *away]
+    assert reported == [("xid.31", raised), *away]
     assert found[1].message.startswith("the kernel log is not read: /dev/kmsg: ")
 
 
@@ -107,9 +107,9 @@ async def test_the_writer_of_a_pipe_may_disconnect_and_return(tmp_path):
 
     away = ("xid.no_log", State.RAISED)
     back = ("xid.no_log", State.CLEARED)
-    said = [(s.code, s.state) for s in found]
+    reported = [(s.code, s.state) for s in found]
     written = [("xid.79", State.RAISED), back, away, ("xid.62", State.RAISED), back, away]
-    assert said == [away, *written]
+    assert reported == [away, *written]
 
 
 def test_a_reopened_pipe_always_has_a_reader(tmp_path):
@@ -172,9 +172,9 @@ async def test_another_log_after_a_restart_of_the_daemon_is_read(log, tmp_path):
 def test_a_log_that_closes_at_each_opening_does_not_count_as_read(plug):
     plug.log.ours.close()
     source = KernelLogSource(Path("log"), plug.open)
-    said = []
+    reported = []
     for tick in range(5):
         source.batch(float(tick))
-        said.append(source.problem)
+        reported.append(source.problem)
 
-    assert said == ["log: the kernel log was closed"] * 5
+    assert reported == ["log: the kernel log was closed"] * 5
