@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 from msgspec import structs
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests import values
 from tmd.core.alerts.notices import Announced
@@ -546,3 +547,23 @@ def test_a_sentinel_url_is_understood():
     assert pool.service_name == "main"
     assert pool.connection_kwargs["db"] == 3
     assert pool.connection_kwargs["password"] == "p"
+
+
+@pytest.mark.parametrize("outcome", [None, RedisConnectionError("connection lost")])
+async def test_a_cancellation_that_the_client_loses_ends_the_task(outcome):
+    """It arrived together with the result, or with an error."""
+
+    async def reply():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if outcome is not None:
+                raise outcome from None
+
+    store = RedisStore("unix:///nowhere", "c", b"key")
+    task = asyncio.create_task(store._ask(reply()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.close()

@@ -339,7 +339,9 @@ class RedisStore:
         try:
             found = await reply
         except (RedisError, OSError) as error:
-            raise StoreUnavailable(await self._cause(error)) from error
+            cause = await self._cause(error)
+            check_cancellation()
+            raise StoreUnavailable(cause) from error
         check_cancellation()
         return found
 

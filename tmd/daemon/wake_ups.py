@@ -48,7 +48,7 @@ def _read(data: Any) -> Wake:
 
 def check_cancellation() -> None:
     """redis-py sends with ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that
-    arrives together with the result: the task would never end."""
+    arrives together with the result or an error: the task would never end."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
