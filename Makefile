@@ -14,7 +14,7 @@ TITAN ?= .venv-torchtitan
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks torchtitan demo example test thorough gpu-test compat lint docs screenshots dist deb proof fuzz audit bench bench-peers clean
+.PHONY: install compiled frameworks torchtitan demo example test thorough gpu-test compat lint docs screenshots dist deb proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -58,14 +58,19 @@ example: $(if $(filter torchtitan,$(NAME)),torchtitan,install)
 	$(if $(EXTRA),$(INSTALL) --editable ".[$(EXTRA)]")
 	$(if $(filter torchtitan,$(NAME)),$(TITAN)/bin,$(BIN))/tmd demo --script examples/$(or $(NAME),nanogpt)/train.py $(ARGS)
 
+# Where Python may not write bytecode, as in many containers, each of thousands of processes would
+# compile tmd again.
+compiled: install
+	$(BIN)/python -m compileall -q tmd detectors policies
+
 # Two files at a time: a fault test mostly waits, for processes that start and leases that lapse.
 # In the order of the folders: long files last would leave one of the two without work.
-test: install
+test: compiled
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		-m "not thorough" --durations 20 $(ARGS)
 
 # Variants of fault tests for which 'make test' has no time.
-thorough: install
+thorough: compiled
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m thorough $(ARGS)
 
 # Needs a GPU: the tests of NCCL and of copies of a device's tensors.

@@ -6,6 +6,7 @@ Ends with its standard input.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 from tmd.campaign.forking import COMPILER, FIRST, NETWORK
 from tmd.campaign.forking.client import STATUS
-from tmd.campaign.forking.worker import ForkedWorker, run_script
+from tmd.campaign.forking.worker import ForkedWorker, ended, run_script
 
 if os.environ[FIRST]:
     importlib.import_module(os.environ[FIRST])
@@ -157,9 +158,13 @@ def main() -> None:
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(sys.argv[1])
         door.listen(64)
+        # Each collection in a fork would otherwise look at all objects of torch, and copy their
+        # pages.
+        gc.collect()
+        gc.freeze()
         print("ready", flush=True)
         order = ForkServer(door).run()
-    become(order)
+    os._exit(ended(lambda: become(order)))  # quicker than to free all modules of torch
 
 
 if __name__ == "__main__":

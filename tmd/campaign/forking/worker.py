@@ -54,7 +54,7 @@ class ForkedWorker:
             os.setpgid(0, process_group)
             preexec_fn()
             _leave_launcher(stdout, env)
-            os._exit(_ended(lambda: run_script(command)))
+            os._exit(ended(lambda: run_script(command)))
 
     def send_signal(self, number: signal.Signals) -> None:
         if self._code is None:
@@ -90,8 +90,9 @@ def _leave_launcher(output: IO[bytes] | None, env: Mapping[str, str]) -> None:
     random.seed()
 
 
-def _ended(run: Callable[[], Any]) -> int:
-    """The exit status of ``run``, as the interpreter would set it."""
+def ended(run: Callable[[], Any]) -> int:
+    """Run ``run`` and what is registered for the end of the process. Returns the exit status that
+    the interpreter would set."""
     code = 0
     try:
         run()
