@@ -38,10 +38,10 @@ def test_the_choice_states_the_reason_for_each_standby():
         jobs=(record,),
     )
     chosen = member("h2")
-    told = reasons({0: chosen}, cluster, record, PlanFacts(cluster, "job"))
+    found = reasons({0: chosen}, cluster, record, PlanFacts(cluster, "job"))
 
-    assert told[0] == ("rank 0: h2/job/0.a: it shadows no rank, its host holds none, rehearsed")
-    why = dict(line.removeprefix("not ").split(": ", 1) for line in told[1:])
+    assert found[0] == ("rank 0: h2/job/0.a: it shadows no rank, its host holds none, rehearsed")
+    why = dict(line.removeprefix("not ").split(": ", 1) for line in found[1:])
     assert {worker.split("/")[0]: sentence.split(":")[0] for worker, sentence in why.items()} == {
         "h3": "its host is banned",
         "h4": "nvml.link_down of gpu",
@@ -51,6 +51,16 @@ def test_the_choice_states_the_reason_for_each_standby():
         "h8": "its host has a grave finding",
         "h9": "its host is drained ('tmd undrain h9' gives it back)",
     }
+
+
+def test_no_standby_is_needed_if_no_rank_is_lost():
+    """As after a broken link, when the same ranks repeat the step."""
+    cluster = view(standby("h2", rehearsed=DONE), standby("h3"))
+
+    assert reasons({}, cluster, RECORD, PlanFacts(cluster, "job")) == (
+        "not h2/job/0.a: no more standbys were needed",
+        "not h3/job/0.a: no more standbys were needed",
+    )
 
 
 def test_a_plan_keeps_a_bounded_number_of_reasons():

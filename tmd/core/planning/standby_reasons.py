@@ -149,7 +149,7 @@ def _unrehearsed(worker: str, taken: dict[str, int], facts: PlanFacts) -> str:
         and has_rehearsed(facts.status[other], rank, facts)
         and not has_rehearsed(status, rank, facts)
     ]
-    if len(behind) < len(taken):
+    if not behind or len(behind) < len(taken):
         return ""
     return f"it has not rehearsed what rank {behind[0]} is built as"
 
