@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import structlog
 
+from tmd.config import Log
+from tmd.daemon import logs
 from tmd.daemon.logs import BURST, KINDS, PER_SECOND, RateLimit
 
 
@@ -28,6 +32,25 @@ def test_what_is_said_too_often_is_left_out_and_counted() -> None:
     later = [logged(rate_limit, "client rejected") for _ in range(100)]
     assert later[0] == {"event": "client rejected", "left_out": 1000}
     assert sum(line is not None for line in later) == 2 * PER_SECOND
+
+
+def test_an_exception_in_a_group_is_logged_with_its_place(
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """The daemon ends with the group of its tasks."""
+    request.addfinalizer(structlog.reset_defaults)
+    logs.configure(Log(format="json"))
+    try:
+        [][0]
+    except IndexError as error:
+        failure = error
+    try:
+        raise ExceptionGroup("tasks", [failure])
+    except ExceptionGroup:
+        structlog.get_logger().exception("the daemon failed")
+    (group,) = json.loads("".join(capsys.readouterr()))["exception"]
+
+    assert request.node.name in json.dumps(group["exceptions"])
 
 
 def test_one_alert_does_not_suppress_another() -> None:

@@ -20,6 +20,8 @@ from tmd.core.values.printable import printable, printable_lines
 
 FRAMES, CAUSES, WORDS = 20, 5, 2000
 """Limits for a logged failure: frames per exception, exceptions, characters per text."""
+DEPTH = 8
+"""Levels of a logged failure: enough for the frames of an exception in a group."""
 BRIEF = 300
 """Characters of text that came from a client."""
 BURST, PER_SECOND = 200, 10.0
@@ -66,7 +68,7 @@ def _visible(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
 
 def _bounded(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
     """A processor: bounds a failure to a few KiB, however deeply exceptions are chained."""
-    return {key: _cut(value, depth=6) for key, value in line.items()}
+    return {key: _cut(value, depth=DEPTH) for key, value in line.items()}
 
 
 def _cut(value: Any, depth: int) -> Any:
