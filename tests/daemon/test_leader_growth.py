@@ -33,7 +33,7 @@ from tmd.core.values.model import (
 )
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.bus import Topic, Wake
-from tmd.daemon.deciding import Decider
+from tmd.daemon.deciding import FAILED_S, Decider
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -163,6 +163,19 @@ async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadli
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
     await asyncio.sleep(first + 0.1)
     assert looks(structs.replace(silent, drains=(DrainRequest("job1-h0", "d"),)))
+
+
+@pytest.mark.looptime
+async def test_a_decision_that_fails_leaves_its_job_alone_for_a_while() -> None:
+    """The error does not end the daemon, and the other jobs are decided about."""
+    decider, before = Decider(LIMITS, ShadowGoals()), view(jobs=2)
+    broken: Any = (None,)  # no verdict: any error in a decision
+
+    assert decider.next(before, "job0", broken) is None
+    failed_at = asyncio.get_running_loop().time()
+    assert decider.due("job0") == failed_at + FAILED_S
+    assert decider.next(before, "job1", ()) is None
+    assert decider.due("job1") != failed_at + FAILED_S
 
 
 @pytest.mark.looptime

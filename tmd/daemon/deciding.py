@@ -25,6 +25,9 @@ from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
 from tmd.core.values.view_checks import left_alone, too_new
 
+FAILED_S = 5.0
+"""After a decision that failed, its job is looked at again."""
+
 log = structlog.get_logger("tmd.leader")
 
 
@@ -90,8 +93,18 @@ class Decider:
         settled = self._settled.get(job)
         if settled is not None and now < settled.until and settled.grounds.same(found):
             return None
+        try:
+            return self._decided(view, job, found, now)
+        except Exception:
+            # A bug that one job shows must not end the daemons of all, one leader after the other.
+            log.exception("the decision about a job failed, it is left as it is", job=job)
+            self._settled[job] = Settled(found, now + FAILED_S, None)
+            return None
+
+    def _decided(self, view: ClusterView, job: str, found: Grounds, now: float) -> JobRecord | None:
+        record = found.record
         age = self._age(view, record, job, now)
-        after = self._after(view, record, job, age, verdicts)
+        after = self._after(view, record, job, age, found.verdicts)
         if after is not None and after is not record:
             self._settled.pop(job, None)
             self._logged.pop(job, None)
