@@ -9,7 +9,7 @@ from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, Run, live_plan, runni
 from tests.marks import thorough
 from tmd import embedded
 from tmd.core.values.model import Phase
-from tmd.demo.cluster import ready
+from tmd.demo.cluster import kill, ready
 from tmd.embedded import EmbeddedRedis
 
 HELD = {
@@ -26,9 +26,7 @@ async def replace_leader(run: Run) -> None:
     """Kill -9 the leading daemon; another one leads, and the dead one restarts as by systemd."""
     leader = await run.cluster.leader()
     host = leader.partition("#")[0]
-    daemon = run.cluster.daemons[host]
-    daemon.kill()
-    await daemon.wait()
+    await kill(run.cluster.daemons[host])
     await run.cluster.start_daemon(host)
     async for _ in run.cluster.views():
         if await run.cluster.leader() not in ("", leader):
@@ -73,8 +71,7 @@ async def test_training_continues_without_daemons(
     async with running(tmp_path, redis.url, faults=faults) as run:
         await run.at_gate()
         for daemon in run.cluster.daemons.values():
-            daemon.kill()
-            await daemon.wait()
+            await kill(daemon)
         run.let_go("forward")
         await run.reached("between")
         for host in list(run.cluster.daemons):

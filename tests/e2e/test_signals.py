@@ -34,7 +34,7 @@ from tmd.core.values.model import (
     State,
 )
 from tmd.daemon.policy_runner import OPEN, rulings
-from tmd.demo.cluster import host_of, workers
+from tmd.demo.cluster import host_of, pids, workers
 from tmd.embedded import EmbeddedRedis
 
 SETTLE_S = 0.5
@@ -285,5 +285,6 @@ def route(plan: MigrationPlan) -> list[tuple[int, str, str]]:
 
 def resident_kb(run: Run, host: str) -> int:
     """Memory of the daemon of ``host``."""
-    status = Path(f"/proc/{run.cluster.daemons[host].pid}/status").read_text()
-    return next(int(x.split()[1]) for x in status.splitlines() if x.startswith("VmRSS"))
+    daemon = pids(run.cluster.daemons[host])
+    lines = [x for pid in daemon for x in Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return sum(int(x.split()[1]) for x in lines if x.startswith("VmRSS"))

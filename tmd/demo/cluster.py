@@ -190,9 +190,8 @@ class LocalCluster:
 
     async def lose(self, host: str) -> None:
         """Kill daemon, launcher and workers of ``host`` without notice."""
-        for process in (self.daemons[host], self.launchers[host]):
-            send(process, signal.SIGKILL)
-            await process.wait()
+        await kill(self.daemons[host])
+        await kill(self.launchers[host])
 
     async def start_launcher(self, host: str, *more: str) -> None:
         """Start or restart the launcher of ``host`` and thus its workers."""
@@ -339,16 +338,43 @@ def host_of(view: ClusterView, rank: int) -> HostStatus | None:
     return None
 
 
+def pids(process: Process) -> list[int]:
+    """A daemon or launcher, and the process that stands for it if the prefix forks it."""
+    return [pid for pid in _all_pids() if _group(pid) == process.pid]
+
+
+async def kill(process: Process) -> None:
+    """Kill -9 a daemon or launcher, and wait for its end."""
+    _send_all(process, signal.SIGKILL)
+    await process.wait()
+
+
+def _send_all(process: Process, number: int) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
 async def _stop_all(processes: Iterable[Process]) -> None:
     running = [p for p in processes if p.returncode is None]
     for process in running:
         # A stopped process would not receive SIGTERM.
-        send(process, signal.SIGCONT)
+        _send_all(process, signal.SIGCONT)
         send(process, signal.SIGTERM)
     for process in running:
         try:
             async with asyncio.timeout(STOP_S):
                 await process.wait()
         except TimeoutError:
-            send(process, signal.SIGKILL)
-            await process.wait()
+            await kill(process)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from msgspec import structs
 
 from tmd import wire
-from tmd.campaign.faults.host import kill
 from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.other_release import REMEDY
@@ -19,6 +18,7 @@ from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
 from tmd.child import send as send_signal
 from tmd.core.values.model import Activity, ClusterView, HostStatus, WorkerStatus
+from tmd.demo.cluster import kill, pids
 
 RESTARTS = 4
 STRANGER_S = 5.0
@@ -69,12 +69,14 @@ async def _restart_loop(stage: CampaignStage, fault: FaultPart) -> Mend:
 async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
     """When it continues it does not know that it was stopped."""
     host = await stage.target(fault.where)
-    pid = stage.cluster.daemons[host].pid
-    await send(pid, signal.SIGSTOP, STOPPED)
+    stopped = pids(stage.cluster.daemons[host])
+    for pid in stopped:
+        await send(pid, signal.SIGSTOP, STOPPED)
 
     async def proceed() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     return proceed
 

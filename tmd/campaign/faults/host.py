@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-from asyncio.subprocess import Process
 from pathlib import Path
 
 from tmd.campaign import clocks, namespaces
@@ -16,18 +15,11 @@ from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import FaultKind, Mend, Unfired
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
-from tmd.child import send as signalled
-from tmd.demo.cluster import workers
+from tmd.demo.cluster import kill, pids, workers
 
 HOUR_S = 3600.0
 SMALL = "192k"
 """Space for the first pages of a journal only."""
-
-
-async def kill(process: Process) -> None:
-    """Kill -9, and wait for the end."""
-    signalled(process, signal.SIGKILL)
-    await process.wait()
 
 
 async def _lost(stage: CampaignStage, fault: FaultPart) -> Mend:
@@ -46,14 +38,14 @@ async def _frozen(stage: CampaignStage, fault: FaultPart) -> Mend:
     """As a virtual machine that is paused or moved: all processes stop, and continue later."""
     host = await stage.target(fault.where)
     view = await stage.cluster.view()
-    pids = [w.pid for w in workers(view) if w.worker.startswith(f"{host}/")]
+    trainers = [w.pid for w in workers(view) if w.worker.startswith(f"{host}/")]
     # Daemon first, since it must not see the others stop.
-    pids = [stage.cluster.daemons[host].pid, *{_parent(pid) for pid in pids}, *pids]
-    for pid in pids:
+    stopped = [*pids(stage.cluster.daemons[host]), *{_parent(pid) for pid in trainers}, *trainers]
+    for pid in stopped:
         await send(pid, signal.SIGSTOP, STOPPED)
 
     async def thaw() -> None:
-        for pid in reversed(pids):
+        for pid in reversed(stopped):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

@@ -1,8 +1,9 @@
-"""Starts launchers and workers by fork, from a process that has imported torch once.
+"""Starts daemons, launchers and workers by fork, from a process that has imported torch once.
 
-A worker needs more than a second of a core to import torch, and a campaign starts hundreds. The
-processes under test stay real: the launcher is tmd's own, each worker is a separate process, and
-the launcher is its parent. The demo starts its processes by exec, as users do.
+A worker needs more than a second of a core to import torch, a daemon half a second for its own
+imports, and a campaign starts hundreds. The processes under test stay real: daemon and launcher are
+tmd's own, each worker is a separate process, and the launcher is its parent. The demo starts its
+processes by exec, as users do.
 """
 
 from __future__ import annotations

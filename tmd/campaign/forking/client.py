@@ -1,7 +1,8 @@
 """``python -IS client.py SOCKET COMMAND...``: represents a process that the fork server starts.
 
 It forwards signals and ends with the status of that process, which dies if this client is killed.
-It executes a command itself that the fork server does not know. It imports only fast modules.
+The process joins the process group of its client. This client executes a command itself that the
+fork server does not know. It imports only fast modules.
 """
 
 import array
@@ -16,14 +17,19 @@ STATUS = struct.Struct("!i")
 
 
 def is_known(command: list[str]) -> bool:
-    """Whether it is a launcher, or a script or module of the undisturbed run."""
+    """Whether it is a daemon, a launcher, or a script or module of the undisturbed run."""
+    serves = command[1:4] == ["-P", "-m", "tmd.daemon"]
     launches = command[1:5] == ["-P", "-m", "tmd.cli", "launch"]
-    return launches or command[1] == "-m" or command[1].endswith(".py")
+    # A library that is loaded first can change the clock of a daemon: it has to be executed.
+    ours = launches or (serves and "LD_PRELOAD" not in os.environ)
+    return ours or command[1] == "-m" or command[1].endswith(".py")
 
 
 def ask(server: socket.socket, command: list[str]) -> None:
     """Send the command with everything that a process inherits."""
-    order = json.dumps({"command": command, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+    order = json.dumps(
+        {"command": command, "env": dict(os.environ), "cwd": os.getcwd(), "group": os.getpgrp()}
+    ).encode()
     streams = array.array("i", [0, 1, 2])
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
     server.sendmsg([struct.pack("!I", len(order))], rights)

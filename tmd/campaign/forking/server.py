@@ -5,6 +5,7 @@ Ends with its standard input.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -32,6 +33,7 @@ else:
     import tmd.campaign.uncompiled
 
 import tmd.cli
+import tmd.daemon.__main__
 import tmd.starting
 import tmd.trainer
 from tmd.lifeline import die_with_parent
@@ -46,6 +48,7 @@ class ForkOrder(NamedTuple):
     command: list[str]
     env: dict[str, str]
     cwd: str
+    group: int
     streams: list[int]
 
 
@@ -117,7 +120,8 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         if client.fileno() in self._selector.get_map():
             self._selector.unregister(client)
-            client.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
+            with contextlib.suppress(BrokenPipeError):  # killed, and its end not yet noticed
+                client.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
         self._selector.unregister(end)
         os.close(end)
         client.close()
@@ -125,7 +129,7 @@ class ForkServer:
 
 def become(order: ForkOrder) -> None:
     """Become the ordered process, as far as possible without exec."""
-    os.setpgid(0, 0)
+    os.setpgid(0, order.group)
     die_with_parent()
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)
@@ -140,6 +144,9 @@ def become(order: ForkOrder) -> None:
         run_script(order.command)
         return
     sys.argv = ["tmd", *order.command[4:]]
+    if order.command[3] == "tmd.daemon":
+        tmd.daemon.__main__.main()
+        return
     tmd.starting.spawn = cast("Callable[..., subprocess.Popen[bytes]]", ForkedWorker)
     tmd.cli.main()
 
