@@ -104,7 +104,7 @@ def test_no_secret_is_in_the_bundle(host: tuple[Path, dict[str, str]], tmp_path:
     assert "program journalctl ran" in found["journal.txt"]
     assert MASK in found["journal.txt"]
     assert MASK in found["configuration.toml"]
-    assert f"wrote {file} without secrets" in done.stderr
+    assert f"wrote {file}, secrets removed" in done.stderr
 
 
 def test_no_login_of_sentinels_is_in_the_bundle(

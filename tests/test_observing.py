@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ import pytest
 from tests.test_cli import ENVIRONMENT, tmd
 from tests.values import alert
 from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
-from tmd.core.values.model import Severity
+from tmd.config import store_key
+from tmd.core.values.model import HostStatus, Severity
+from tmd.daemon.store import RedisStore
 
 ONLY_EXEC = "[plugins]\nallow = ['exec']\n"
 
@@ -186,6 +189,25 @@ def test_doctor_finds_a_redis_that_is_away(config, tmp_path):
     assert "start Redis" in points(done)["redis"]["text"]
 
 
+def test_doctor_finds_a_secret_that_is_not_that_of_the_cluster(config, redis_url):
+    """Two hosts of one cluster, the second with a mistyped secret."""
+    asyncio.run(_reported(redis_url, b"0123456789abcdef"))
+    text = "[cluster]\nname = 'doctor'\nsecret = '{}'\n[redis]\nurl = '{}'\n"
+    typo = tmd("doctor", "--json", "-c", config(more=text.format("0123456789abcdeX", redis_url)))
+    same = tmd("doctor", "--json", "-c", config(more=text.format("0123456789abcdef", redis_url)))
+
+    assert typo.returncode == 1
+    assert "HostStatus" in points(typo)["shared secret"]["text"]
+    assert "[cluster] secret_file" in points(typo)["shared secret"]["text"]
+    assert points(same)["shared secret"]["ok"], same.stdout
+
+
+async def _reported(url, secret):
+    store = RedisStore(url, "doctor", store_key(secret, "doctor"))
+    await store.put_host(HostStatus(host="h1", incarnation="1", at=0.0), ttl_s=60, wake=False)
+    await store.close()
+
+
 def test_doctor_finds_an_address_of_another_host(config):
     """192.0.2.1 is for documentation: nobody has it."""
     env = {"TMD_HOST__ADVERTISE": "192.0.2.1"}
@@ -201,3 +223,4 @@ def test_doctor_finds_a_folder_that_cannot_be_used(config, tmp_path):
     found = points(tmd("doctor", "--json", "-c", config(), env=env))
 
     assert not found["state folder"]["ok"]
+    assert "file is not a folder" in found["state folder"]["text"]

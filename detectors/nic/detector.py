@@ -30,13 +30,15 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """Time between two readings."""
     interfaces: tuple[str, ...] = ()
     """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched, and their findings
-    keep their severity. Empty: all physical ports except those of the default route."""
+    keep their severity. A port of an RDMA device has also the name of its interface. Empty: all
+    physical ports except those of the default route."""
     exclude: tuple[str, ...] = ()
     """Ports that are not watched."""
     no_counters: tuple[str, ...] = ()
     """Ports whose counters are not read: on restricted functions that floods the kernel log."""
     expect: tuple[str, ...] = ()
-    """Names of ports that must exist and be up. Others are expected once they have been up."""
+    """Names of ports that must exist and be up (``eth1``; of RDMA devices ``mlx5_0/1``). Others are
+    expected once they have been up."""
     down_hold_s: float = _LINKS.down_hold_s
     """A port is reported down, or gone, after this long."""
     drop_s: float = _LINKS.drop_s

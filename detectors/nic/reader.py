@@ -1,15 +1,14 @@
 """Reads the network ports of this host from sysfs.
 
-Nothing is judged here. A missing file is no value. A counter file that once returned EINVAL is
-never read again, since on restricted functions each reading makes the driver write to the kernel
-log.
+It only reads. A missing file yields no value. A counter file that once returned EINVAL is never
+read again, since on restricted functions each reading makes the driver write to the kernel log.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from .snapshot import Medium, Port, ScopeReading, Snapshot
@@ -17,7 +16,7 @@ from .topology import gpus, nearest
 
 ETHERNET_TYPE = "1"
 UP_STATES = {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}
-"""Meaningful values of operstate (Documentation/networking/operstates)."""
+"""Values of operstate that say whether a port is up (Documentation/networking/operstates)."""
 PORT_UP = {"4": True, "1": False}
 """IB port states: ACTIVE and DOWN. INIT and ARMED wait for the subnet manager: not a fault."""
 PHYS_DISABLED = "3"
@@ -50,9 +49,9 @@ class NicReader:
         default = _default_route(self._proc, self._net)
         ports = list(self._rdma_ports(default, taken))
         for interface in _names(self._net):
-            if interface not in taken and self._wanted(interface, interface in default):
+            if interface not in taken and self._wanted((interface,), interface in default):
                 folder = f"{self._net}/{interface}"
-                physical = os.path.exists(f"{folder}/device") and not _is_virtual(
+                physical = os.path.exists(f"{folder}/device") and not _is_virtual_function(
                     f"{folder}/device"
                 )
                 plain = _text(f"{folder}/type") == ETHERNET_TYPE
@@ -60,13 +59,14 @@ class NicReader:
                     ports.append(self._ethernet(interface))
         return Snapshot(ports=tuple(ports))
 
-    def _wanted(self, name: str, default_route: bool) -> bool:
-        if _matches(name, self._scope.exclude):
+    def _wanted(self, names: Sequence[str], default_route: bool) -> bool:
+        """Whether a port is in scope. ``names``: its own, and its interface's if it has one."""
+        if _matches(names, self._scope.exclude):
             return False
         if self._scope.interfaces:
-            return _matches(name, self._scope.interfaces)
+            return _matches(names, self._scope.interfaces)
         # Decided once: a moved route must not make a port seem gone or new.
-        return self._in_scope.setdefault(name, not default_route)
+        return self._in_scope.setdefault(names[0], not default_route)
 
     # --- Ethernet -----------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class NicReader:
             up=UP_STATES.get(state),
             state=state,
             rate_mb=_speed(folder) if state == "up" else None,
-            counters=self._values(name, [folder]),
+            counters=self._values((name,), [folder]),
             near=self._near(f"{folder}/device"),
         )
 
@@ -93,12 +93,12 @@ class NicReader:
             folder = f"{self._rdma}/{device}"
             interfaces = _names(f"{folder}/device/net")
             taken.update(interfaces)
-            if _is_virtual(f"{folder}/device"):
+            if _is_virtual_function(f"{folder}/device"):
                 continue
             for number in _names(f"{folder}/ports"):
                 name = f"{device}/{number}"
                 own = self._interface_of(interfaces, number)
-                if self._wanted(name, own in default):
+                if self._wanted((name, own) if own else (name,), own in default):
                     yield self._rdma_port(device, number, own, nodes.get(name, ()))
 
     def _rdma_port(
@@ -127,7 +127,7 @@ class NicReader:
             up=up,
             state=", ".join(filter(None, (state, phys))),
             rate_mb=_ib_rate(_text(f"{port}/rate")) if up else None,
-            counters=self._values(name, places),
+            counters=self._values((name, interface) if interface else (name,), places),
             nodes=nodes,
             near=self._near(f"{folder}/device"),
         )
@@ -153,9 +153,9 @@ class NicReader:
 
     # --- both ---------------------------------------------------------------------------------
 
-    def _values(self, name: str, folders: list[str]) -> dict[str, int]:
-        """The counters of one port, from the first folder that has them."""
-        if _matches(name, self._scope.no_counters):
+    def _values(self, names: Sequence[str], folders: list[str]) -> dict[str, int]:
+        """The counters of one port, each from the first folder that has it."""
+        if _matches(names, self._scope.no_counters):
             return {}
         found = {}
         for counter in self._counters:
@@ -198,11 +198,11 @@ def _text(path: str) -> str:
         return ""
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _matches(names: Sequence[str], patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _is_virtual(device: str) -> bool:
+def _is_virtual_function(device: str) -> bool:
     return os.path.exists(f"{device}/physfn")
 
 

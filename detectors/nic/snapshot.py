@@ -42,7 +42,8 @@ class Snapshot(NamedTuple):
 
 
 class ScopeReading(NamedTuple):
-    """The ports to read; all patterns are shell patterns (``mlx5_*``)."""
+    """The ports to read; all patterns are shell patterns (``mlx5_*``) of their names or, for a port
+    of an RDMA device, of its interface's name."""
 
     interfaces: tuple[str, ...] = ()
     """Only these ports; empty: all physical ports except that of the default route."""

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from tmd.campaign import draw, reading
 from tmd.campaign.campaign import why_not
 from tmd.campaign.faults import KINDS
-from tmd.campaign.main import drawable
+from tmd.campaign.main import Asked, campaign, drawable
+from tmd.core.values.errors import ConfigError
 
 POOL = draw.pool(reading.stories((), KINDS))
 
@@ -74,3 +76,26 @@ def test_stories_that_share_a_cluster_are_drawn_for_it() -> None:
     assert {s.name for s in draw.pool(hot)} == {s.name for s in hot[0].scenarios}
     assert draw.cluster_of(reading.stories((), KINDS)) == draw.STANDARD
     assert draw.drawn(draw.pool(hot), 1, 3, hot[0].cluster).cluster == hot[0].cluster
+
+
+def test_a_deviation_is_repeated_with_all_that_was_asked() -> None:
+    """What may be drawn depends on the files and on --only."""
+    rounds = Asked(("hot",), ("kill-now", "host"), ("--other", "venv"), seed=7, rounds=20)
+    plain = Asked(("my/hot.toml",), ("kill-now",), (), seed=7, rounds=0)
+    command = "tmd campaign run"
+
+    assert rounds.again("random", "5-host") == (
+        f"{command} hot --other venv --only kill-now --only host --rounds 5 --seed 7"
+    )
+    assert rounds.again("random").endswith("--rounds 20 --seed 7")
+    assert plain.again("hot", "host") == f"{command} my/hot.toml --only host"
+    assert plain.again("hot") == f"{command} my/hot.toml --only kill-now"
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_a_result_that_cannot_be_written_is_refused_at_once(option: str, tmp_path: Path) -> None:
+    """Not after the campaign."""
+    done = CliRunner().invoke(campaign, ["run", option, str(tmp_path / "gone" / "page.html")])
+
+    assert isinstance(done.exception, ConfigError)
+    assert f"there is no folder {tmp_path / 'gone'}" in str(done.exception)

@@ -85,6 +85,8 @@ def test_a_scenario_is_played_at_each_of_its_points(tmp_path: Path) -> None:
         ("at forward", "at each point", "[scenario.one] points: write both: points = [...], and"),
         ("faults", "points = ['noon']\nfaults", "points: no such point: noon; there are"),
         ("faults", "points = ['data']\nfaults", "[scenario.one] points: write both"),
+        ("rank 1", "leaver", "process.kill happens within a process: write 'rank N'"),
+        ('kill", where = "rank 1"', 'kill-now", where = "somebody"', "does not wait for a process"),
         ("rank 1", "followed", "where: no standby follows a rank: [cluster] hot = 1"),
         ("at forward", "soon", "when: write 'now', 'at POINT' or 'phase PHASE'"),
         ("failover done", "failover", "[scenario.one.expect] plans: a plan is one of"),

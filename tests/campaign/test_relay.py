@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tmd.campaign.relay import Relay, Weather
+from tmd.campaign.relay import LinkConditions, Relay
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def echoing(folder: Path, weather: Weather) -> AsyncIterator[Path]:
+async def echoing(folder: Path, weather: LinkConditions) -> AsyncIterator[Path]:
     """A door that leads to somebody who says everything back."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,7 +40,7 @@ async def dialled(door: Path) -> AsyncIterator[Streams]:
 
 async def test_fair_weather_lets_everything_through(tmp_path: Path) -> None:
     """Both ways, and the end too."""
-    async with echoing(tmp_path, Weather()) as door, dialled(door) as (reader, writer):
+    async with echoing(tmp_path, LinkConditions()) as door, dialled(door) as (reader, writer):
         writer.write(b"hello")
         writer.write_eof()
 
@@ -50,7 +50,7 @@ async def test_fair_weather_lets_everything_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["there", "back"])
 async def test_what_is_held_comes_once_the_weather_clears(way: str, tmp_path: Path) -> None:
     """A stall loses nothing; that something was held can be seen."""
-    weather = Weather()
+    weather = LinkConditions()
     getattr(weather, way).clear()
     async with echoing(tmp_path, weather) as door, dialled(door) as (reader, writer):
         writer.write(b"hello")
@@ -67,7 +67,7 @@ async def test_what_is_held_comes_once_the_weather_clears(way: str, tmp_path: Pa
 
 async def test_a_reset_ends_what_is_open_and_refusal_what_comes(tmp_path: Path) -> None:
     """Until it clears."""
-    weather = Weather()
+    weather = LinkConditions()
     async with echoing(tmp_path, weather) as door:
         async with dialled(door) as (reader, writer):
             writer.write(b"hello")
@@ -96,7 +96,7 @@ async def test_what_is_relayed_may_listen_on_a_port(tmp_path: Path) -> None:
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with Relay() as relay:
-        await relay.unix(tmp_path / "door", f"127.0.0.1:{port}", Weather())
+        await relay.unix(tmp_path / "door", f"127.0.0.1:{port}", LinkConditions())
         async with dialled(tmp_path / "door") as (reader, writer):
             writer.write(b"hello")
 

@@ -178,7 +178,7 @@ def _dialled() -> None:
 EMPTY = (OSError(), TimeoutError(), PermissionError(), ConnectionAbortedError())
 PLACES: dict[str, Callable[[Path], object]] = {
     "configuration": lambda file: load(file),
-    "scenario": lambda file: load_story(file, ()),
+    "scenario": lambda file: load_story(file, {}),
     "secret": lambda file: read_secret(file, "[cluster] secret_file"),
     "view": lambda file: policies._read(file),
     "xid table": lambda file: table.load(str(file)),

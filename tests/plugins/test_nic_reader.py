@@ -144,6 +144,20 @@ def test_a_port_named_by_the_operator_is_always_watched(tree):
     assert list(read(tree, interfaces=("*",), exclude=("eth*",))) == ["veth7"]
 
 
+def test_a_port_of_an_rdma_device_can_be_named_by_its_interface(tree):
+    """An operator knows ``ens1``; its counters and state are those of ``mlx5_0/1``."""
+    for number in range(2):
+        device = tree.pci(f"0000:0{number}/0000:0{number}:01.0")
+        tree.rdma(f"mlx5_{number}", device, guid=f"b8ce:f603:00a1:000{number}", layer="Ethernet")
+        tree.interface(f"ens{number}", device, carrier_changes=7)
+    silent = read(tree, no_counters=("ens0",))
+
+    assert list(read(tree, interfaces=("ens1",))) == ["mlx5_1/1"]
+    assert list(read(tree, exclude=("ens1",))) == ["mlx5_0/1"]
+    assert silent["mlx5_0/1"].counters == {}
+    assert silent["mlx5_1/1"].counters["carrier_changes"] == 7
+
+
 def test_a_file_that_returned_einval_is_never_read_again(tree):
     """The real EINVAL of a real sysfs file; then the file is skipped."""
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))

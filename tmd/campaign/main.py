@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
@@ -55,23 +55,28 @@ def play(
         list[str] | None, typer.Option(help="Only this scenario; may be given several times.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of --rounds: the same seed, the same faults.")
+        int | None, typer.Option(help="Seed for the draws of --rounds. [default: random]")
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Instead: so many faults drawn at random, on one job.")
+        int, typer.Option(min=0, help="Draw so many of the scenarios at random, on one job.")
     ] = 0,
     other: Annotated[
         Path | None,
-        typer.Option(help="Virtual environment with another release of tmd, for 'upgrade'."),
+        typer.Option(help="Virtual environment with another release of tmd, for 'upgrade*'."),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the facts there; '-' is stdout.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the results into this file; '-': stdout.")
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page: FILE.html or FILE.md.")] = None,
 ) -> None:
     """Play scenarios on a cluster of processes on this machine. Each breaks something, and the
     outcome must be the one that it states. In the end losses and weights must equal those of an
-    undisturbed run. Exit status: 0 as expected, 1 a deviation, 2 wrong files."""
+    undisturbed run. Exit status: 0 as expected, 1 a deviation, 2 wrong usage or scenario file."""
     if report is not None:
         page.check(report)
+        _check_folder("--report", report)
+    if json is not None:
+        _check_folder("--json", json)
     seed = secrets.randbelow(SEEDS) if seed is None else seed
     stories = wanted(files or (), only or (), seed, rounds)
     extras.need_trainer("tmd campaign run")
@@ -93,8 +98,8 @@ def play(
         _write(facts(outcome, seed, command, release), json)
     if report is not None:
         page.write(outcome, command, report)
-    again = partial(_how_again, files=files or (), more=words, seed=seed, rounds=rounds)
-    summarise(console, outcome, again)
+    asked = Asked(files or (), only or (), words, seed, rounds)
+    summarise(console, outcome, asked)
     raise typer.Exit(0 if outcome.well else 1)
 
 
@@ -131,14 +136,19 @@ def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:
 
 
 def drawable(stories: Sequence[Story]) -> list[Scenario]:
-    """Scenarios for random draws, on any machine: a seed gives the same plays everywhere.
+    """Scenarios that may be drawn at random.
+
+    They do not depend on what this machine can play: a seed draws the same ones on every machine.
 
     Raises:
         ConfigError: there is none.
     """
     found = draw.pool(stories)
     if not found:
-        raise ConfigError("--rounds: none of these scenarios may be drawn for the usual cluster")
+        raise ConfigError(
+            "--rounds: none of these scenarios can be drawn: not those with 'draw = false', with a "
+            "number of standbys, or on another cluster than the others: choose other files"
+        )
     return found
 
 
@@ -152,14 +162,24 @@ def repeat_command(files: Sequence[str], only: Sequence[str], seed: int, rounds:
     return shlex.join(words)
 
 
-def _how_again(
-    result: Result, files: Sequence[str], more: Sequence[str], seed: int, rounds: int
-) -> str:
-    if rounds:
-        number = int(result.scenario.name.partition("-")[0])
-        return repeat_command((*files, *more), (), seed, number)
-    named = next((f for f in files if Path(f).stem == result.story), result.story)
-    return repeat_command((named, *more), (result.scenario.name,), seed, 0)
+class Asked(NamedTuple):
+    """What the user asked for."""
+
+    files: Sequence[str]
+    only: Sequence[str]
+    words: Sequence[str]
+    """Further words of the command line."""
+    seed: int
+    rounds: int
+
+    def again(self, story: str, scenario: str = "") -> str:
+        """The command that plays ``scenario`` again, or else all that was asked of ``story``."""
+        if self.rounds:
+            number = int(scenario.partition("-")[0]) if scenario else self.rounds
+            return repeat_command((*self.files, *self.words), self.only, self.seed, number)
+        named = next((f for f in self.files if Path(f).stem == story), story)
+        only = (scenario,) if scenario else self.only
+        return repeat_command((named, *self.words), only, self.seed, 0)
 
 
 async def _watched(
@@ -207,9 +227,7 @@ class CampaignScreen:
         self._bar.advance(self._task)
 
 
-def summarise(
-    console: Console, outcome: CampaignOutcome, how_again: Callable[[Result], str]
-) -> None:
+def summarise(console: Console, outcome: CampaignOutcome, asked: Asked) -> None:
     """Print all deviations with the commands that repeat them."""
     for result in outcome.results:
         for text in result.deviations:
@@ -218,11 +236,14 @@ def summarise(
             )
             console.print(text, markup=False)
         if result.deviations:
-            console.print(f"  again: {how_again(result)}", markup=False)
+            again = asked.again(result.story, result.scenario.name)
+            console.print(f"  again: {again}", markup=False)
     for ending in outcome.endings:
         for text in ending.deviations:
             console.print(f"{ending.story}: the job: ", end="", style="red", markup=False)
             console.print(text, markup=False)
+        if ending.deviations:
+            console.print(f"  again: {asked.again(ending.story)}", markup=False)
     console.print(page.summary(outcome))
 
 
@@ -239,6 +260,19 @@ def facts(
         "results": outcome.results,
         "endings": outcome.endings,
     }
+
+
+def _check_folder(option: str, file: Path) -> None:
+    """Check the folder of a file before the campaign runs.
+
+    Raises:
+        ConfigError: nothing can be written there.
+    """
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {file}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {file}: you may not write to {folder}")
 
 
 def _write(value: object, file: Path) -> None:

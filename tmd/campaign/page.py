@@ -35,8 +35,6 @@ def check(file: Path) -> None:
     """
     if file.suffix not in SUFFIXES:
         raise ConfigError(f"--report {file}: the name must end with {' or '.join(SUFFIXES)}")
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"--report {file}: there is no folder {file.absolute().parent}")
 
 
 def write(outcome: CampaignOutcome, command: str, file: Path) -> None:

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tmd.campaign.kind import FaultKind
 from tmd.campaign.scenario import (
     EACH_POINT,
     ClusterPart,
@@ -26,6 +27,10 @@ from tmd.schema import Problem, S, Section, read
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 PARTS: dict[str, type[Section]] = {"cluster": ClusterPart, "job": JobPart, "scenario": Scenario}
 EXPECTED = ("expect", "voted")
+ANY_PROCESS = "somebody"
+NOT_INSIDE = ("leaver", "standby", "leader", "follower", "all", "half")
+INSIDE = "'rank N', 'host NAME', 'followed', 'joiner' or 'somebody'"
+"""Of these, 'joiner' and 'somebody' denote the first process that reaches the point."""
 
 
 def shipped() -> dict[str, Path]:
@@ -34,7 +39,7 @@ def shipped() -> dict[str, Path]:
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
 
 
-def stories(wanted: Sequence[str], kinds: Collection[str]) -> tuple[Story, ...]:
+def stories(wanted: Sequence[str], kinds: Mapping[str, FaultKind]) -> tuple[Story, ...]:
     """The stories of ``wanted``, names of shipped ones or files; all shipped ones if empty.
 
     Raises:
@@ -52,8 +57,8 @@ def _file(name: str) -> Path:
     raise ConfigError(f"there is no scenario file '{name}'{nearest(name, known)}")
 
 
-def load(file: Path, kinds: Collection[str]) -> Story:
-    """The story in ``file``. ``kinds``: names of the known kinds of fault.
+def load(file: Path, kinds: Mapping[str, FaultKind]) -> Story:
+    """The story in ``file``. ``kinds``: the known kinds of fault by name.
 
     Raises:
         ConfigError: a line for each mistake.
@@ -69,7 +74,7 @@ def load(file: Path, kinds: Collection[str]) -> Story:
 
 
 def parse(
-    name: str, values: Mapping[str, Any], kinds: Collection[str]
+    name: str, values: Mapping[str, Any], kinds: Mapping[str, FaultKind]
 ) -> tuple[Story | None, list[Problem]]:
     """The story in ``values``, or all its mistakes."""
     problems = [Problem((key,)) for key in values if key not in PARTS]
@@ -95,7 +100,7 @@ def parse(
 
 
 def _scenario(
-    given: Any, where: tuple[str, ...], kinds: Collection[str]
+    given: Any, where: tuple[str, ...], kinds: Mapping[str, FaultKind]
 ) -> tuple[Scenario | None, list[Problem]]:
     if not isinstance(given, Mapping):
         return None, [Problem(where, "expected a table of keys")]
@@ -107,6 +112,8 @@ def _scenario(
         if fault is not None and fault.kind not in kinds:
             message = f"there is no kind '{fault.kind}'{nearest(fault.kind, kinds)}"
             problems.append(Problem((*place, "kind"), message))
+        elif fault is not None and (message := _misplaced(fault, kinds[fault.kind])):
+            problems.append(Problem((*place, "where"), message))
         faults.append(fault)
     expect = _part(Expected, given.get("expect", {}), (*where, "expect"), problems)
     voted = (
@@ -124,6 +131,16 @@ def _scenario(
     whole = tuple(fault for fault in faults if fault is not None)
     values = {key: getattr(found, key) for key in found.__struct_fields__}
     return Scenario(**{**values, "faults": whole, "expect": expect, "voted": voted}), []
+
+
+def _misplaced(fault: FaultPart, kind: FaultKind) -> str:
+    """Why a fault of this kind cannot happen there; empty if it can."""
+    word = fault.where.partition(" ")[0]
+    if kind.inside and word in NOT_INSIDE:
+        return f"{kind.name} happens within a process: write {INSIDE}"
+    if not kind.inside and word == ANY_PROCESS:
+        return f"{kind.name} does not wait for a process to reach a point: write whose it is"
+    return ""
 
 
 def _part(kind: type[S], given: Any, where: tuple[str, ...], problems: list[Problem]) -> S | None:

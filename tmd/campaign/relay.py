@@ -21,7 +21,7 @@ PIECE = 1 << 16
 RESET = struct.pack("ii", 1, 0)
 
 
-class Weather:
+class LinkConditions:
     """The state of the connections in one direction, existing ones included."""
 
     def __init__(self) -> None:
@@ -116,13 +116,13 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def unix(self, path: Path, target: Path | str, weather: Weather) -> None:
+    async def unix(self, path: Path, target: Path | str, weather: LinkConditions) -> None:
         """Relay connections to ``path`` to ``target``, a Unix socket or ``<host>:<port>``."""
         serving = self._serving(weather, _dialling(target))
         server = await asyncio.start_unix_server(serving, path)
         self._servers.append(server)
 
-    async def tcp(self, address: str, weather: Weather) -> int:
+    async def tcp(self, address: str, weather: LinkConditions) -> int:
         """Relay connections to a loopback port, which is returned, to ``address``."""
         serving = self._serving(weather, _dialling(address))
         server = await asyncio.start_server(serving, "127.0.0.1", 0)
@@ -142,7 +142,7 @@ class Relay:
         self._servers.append(await asyncio.start_unix_server(serve, path))
 
     def _serving(
-        self, weather: Weather, dial: Dial
+        self, weather: LinkConditions, dial: Dial
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.ensure_future(weather.carry((reader, writer), dial))

@@ -119,7 +119,8 @@ class FaultPart(Section, frozen=True):
     kind: str
     where: str = ""
     """rank N, host NAME, joiner, leaver, standby, followed (the rank that a hot standby follows),
-    leader, follower, all, half, somebody."""
+    leader, follower, all, half (of the ranks and one more), somebody (whichever process reaches the
+    point first)."""
     when: str = "now"
     """now, 'at POINT' of a training process, 'at each point' of the scenario's, 'phase PHASE' of
     the live plan."""

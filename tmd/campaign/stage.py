@@ -22,7 +22,7 @@ from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
 from tmd.campaign.other_release import OtherRelease
 from tmd.campaign.places import FOLDER, ORDERS, RELAY
-from tmd.campaign.relay import Relay, Weather
+from tmd.campaign.relay import LinkConditions, Relay
 from tmd.campaign.scenario import FaultPart, JobPart, Network, ProcessKind, ServerKind, Story
 from tmd.campaign.servers import Private, WithSentinel
 from tmd.campaign.view_checks import followed, meant, rehearsed
@@ -32,10 +32,10 @@ from tmd.core.values.model import FINAL, ClusterView, WorkerStatus
 from tmd.demo.cluster import ClusterSpec, Installation, LocalCluster, describe, ready, workers
 
 JOB = Path(__file__).with_name("job.py")
-FOREVER = 1_000_000
-SPARE, LEAST_SPARE = 0.1, 60
-"""Steps that must remain, as a fraction and as a number. With fewer, a new cluster plays the
-other scenarios: on a loaded machine the job may end before a scenario does."""
+UNLIMITED_RESTARTS = 1_000_000
+LAST_FRACTION, LAST_STEPS = 0.1, 60
+"""Once fewer than this fraction, or this number, of the job's steps remain, the other scenarios are
+played on a new cluster. Otherwise the job could end during a scenario on a slow machine."""
 TTL_S = 3.0
 """Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
 
@@ -53,11 +53,11 @@ class CampaignStage:
         self.story = story
         self.folder = folder
         self.ranks = list(story.cluster.active)
-        self.spares = list(story.cluster.spare)
+        self.standbys = list(story.cluster.spare)
         self.marks = folder / "marks"
-        self.control = {host: Weather() for host in self.hosts}
+        self.control = {host: LinkConditions() for host in self.hosts}
         """Connections between each daemon and Redis."""
-        self.links: dict[tuple[str, str], Weather] = {}
+        self.links: dict[tuple[str, str], LinkConditions] = {}
         """Connections between workers of two hosts, the dialling one first."""
         self.private: Private | None = None
         self.sentinel: WithSentinel | None = None
@@ -66,7 +66,7 @@ class CampaignStage:
         self.other = None if other is None else other.installation(self._plugins)
         """Another release, if there is one."""
         self._prefix = tuple(prefix)
-        self._ways: dict[tuple[str, str], int] = {}
+        self._relay_ports: dict[tuple[str, str], int] = {}
         self._relay = Relay()
         self._orders: list[str] = []
         self._mounts: list[Path] = []
@@ -75,7 +75,7 @@ class CampaignStage:
 
     @property
     def hosts(self) -> list[str]:
-        return [*self.ranks, *self.spares]
+        return [*self.ranks, *self.standbys]
 
     async def __aenter__(self) -> Self:
         self.marks.mkdir(parents=True)
@@ -88,11 +88,11 @@ class CampaignStage:
                 redis=self._url(),
                 job="campaign",
                 active=tuple(self.ranks),
-                standby=tuple(self.spares),
+                standby=tuple(self.standbys),
                 script=script(self.story),
                 prefix=self._prefix,
                 silence_s=part.silence_s,
-                max_restarts=FOREVER,
+                max_restarts=UNLIMITED_RESTARTS,
                 restart_delay_s=0.0,
                 more_config=part.config + "\n",
                 own_config={host: self._faulty_detector(host) for host in self.hosts},
@@ -139,11 +139,11 @@ class CampaignStage:
         else:
             self.private = stack.enter_context(Private(self.folder / "redis"))
             for host in self.hosts:
-                door = self.folder / f"redis-{host}"
-                await self._relay.unix(door, self.private.address, self.control[host])
-                own[host]["TMD_REDIS__URL"] = f"unix://{door}"
+                path = self.folder / f"redis-{host}"
+                await self._relay.unix(path, self.private.address, self.control[host])
+                own[host]["TMD_REDIS__URL"] = f"unix://{path}"
         if part.network is Network.RELAYED:
-            await self._relay.desk(self.folder / "desk", self._way)
+            await self._relay.desk(self.folder / "desk", self._relay_port)
             for host in self.hosts:
                 own[host][RELAY] = str(self.folder / "desk")
         elif part.network is Network.NAMESPACES:
@@ -162,13 +162,13 @@ class CampaignStage:
         assert server is not None
         return server.url
 
-    async def _way(self, question: str) -> str:
+    async def _relay_port(self, question: str) -> str:
         """The port through which a worker on one host reaches an address on another."""
         near, far, address = question.split()
-        weather = self.links.setdefault((near, far), Weather())
-        if (near, address) not in self._ways:
-            self._ways[near, address] = await self._relay.tcp(address, weather)
-        return str(self._ways[near, address])
+        weather = self.links.setdefault((near, far), LinkConditions())
+        if (near, address) not in self._relay_ports:
+            self._relay_ports[near, address] = await self._relay.tcp(address, weather)
+        return str(self._relay_ports[near, address])
 
     def _faulty_detector(self, host: str) -> str:
         return (
@@ -178,11 +178,11 @@ class CampaignStage:
 
     # --- orders and marks -------------------------------------------------------------------------
 
-    def order(self, name: str, fault: FaultPart, blow: str) -> None:
-        """Order ``blow`` for the training process that reaches the fault's point."""
+    def order(self, name: str, fault: FaultPart, action: str) -> None:
+        """Order ``action`` for the training process that reaches the fault's point."""
         word, _, named = fault.where.partition(" ")
         who, step = (named, "+") if word == "rank" else (named or "*", "*")
-        self._orders.append(f"{name} {fault.point or 'forward'}@{who}:{step}={blow}")
+        self._orders.append(f"{name} {fault.point or 'forward'}@{who}:{step}={action}")
         draft = self.marks / "orders.new"
         draft.write_text("\n".join(self._orders))
         draft.replace(self.marks / ORDERS)
@@ -199,7 +199,7 @@ class CampaignStage:
         return mark.stat().st_mtime
 
     def release(self, name: str) -> None:
-        """Release the process that waits by that order."""
+        """Let a process go on that the fault ``name`` holds."""
         (self.marks / f"{name}.go").touch()
 
     def hurry(self) -> None:
@@ -220,8 +220,8 @@ class CampaignStage:
         raise AssertionError("views do not end")
 
     async def whole(self, standbys: int | None = None) -> ClusterView:
-        """Wait until all hosts report, all ranks train, the standbys wait or follow a rank, and no
-        plan is live."""
+        """Wait until all hosts report, one of them leads, all ranks train, the standbys wait or
+        follow a rank, and no plan is live."""
         part = self.story.cluster
         spare = part.standbys if standbys is None else standbys
         hot = min(part.hot, spare)
@@ -248,11 +248,12 @@ class CampaignStage:
         """Raise if no daemon is left to wait for.
 
         Raises:
-            RuntimeError: no daemon runs; the message quotes a daemon's last output.
+            RuntimeError: all have ended; the message quotes the last output of one.
         """
         if all(p.returncode is not None for p in self.cluster.daemons.values()):
-            log_end = self.cluster.log(self.hosts[0]).strip().splitlines()[-1:]
-            raise RuntimeError(f"no daemon runs: {''.join(log_end)}")
+            host = self.hosts[0]
+            last = self.cluster.log(host).strip().splitlines()[-1:]
+            raise RuntimeError(f"all daemons have ended; last line of {host}: {''.join(last)}")
 
     async def steps(self, count: int) -> None:
         """Wait until every rank has committed ``count`` steps more than the foremost has now."""
@@ -264,10 +265,10 @@ class CampaignStage:
         """Whether the job could end before another scenario does."""
         view = await self.until(lambda v: bool(workers(v)))
         last = _last_step(self.story.job)
-        return max(w.step for w in workers(view)) > last - max(SPARE * last, LEAST_SPARE)
+        return max(w.step for w in workers(view)) > last - max(LAST_FRACTION * last, LAST_STEPS)
 
     async def resolved(self, fault: FaultPart) -> FaultPart:
-        """``fault`` with the rank that a hot standby follows now, if it is meant for that one."""
+        """``fault``, with 'followed' replaced by the rank that a hot standby follows now."""
         if fault.where != "followed":
             return fault
         view = await self.until(lambda v: bool(followed(v)))
@@ -276,7 +277,7 @@ class CampaignStage:
     async def targets(self, where: str) -> list[str]:
         """Wait for the hosts that ``where`` denotes."""
         word, _, named = where.partition(" ")
-        leader = await self._leader() if word in LEADS else ""
+        leader = await self._leader() if word in ("leader", "follower") else ""
         match word:
             case "host":
                 return [named]
@@ -346,9 +347,6 @@ class CampaignStage:
                 await self.cluster.start_launcher(host)
 
 
-LEADS = ("leader", "follower")
-
-
 def _last_step(part: JobPart) -> int:
     """The step at which the job waits until it is hurried."""
     return part.steps - part.steps // 10
@@ -363,7 +361,7 @@ def script(story: Story) -> tuple[str, ...]:
 
 
 def now() -> float:
-    """The time for people and for marks of other processes."""
+    """Seconds of the wall clock, which the times of files are of, too."""
     return time.time()
 
 

@@ -36,12 +36,10 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
         ConfigError: no usable Redis, or no secret, is configured.
         StoreUnavailable: Redis does not answer.
     """
-    from tmd.config import Log, load
-    from tmd.daemon import logs
+    from tmd.config import load
     from tmd.daemon.store import open_store
 
-    # To stderr: programs parse what a verb prints on stdout.
-    logs.configure(Log(level="warning"))
+    log_to_stderr()
     settings = load(config)
 
     async def run() -> T:
@@ -52,6 +50,14 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
             await store.close()
 
     return asyncio.run(run())
+
+
+def log_to_stderr() -> None:
+    """Programs parse what a verb prints on stdout."""
+    from tmd.config import Log
+    from tmd.daemon import logs
+
+    logs.configure(Log(level="warning"))
 
 
 async def snapshot_when_back(store: RedisStore, printed: set[str]) -> ClusterView:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import Struct
 
-from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.common import ConfigOption, JsonOption, log_to_stderr
 from tmd.cli.output import print_json, say
 from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.core.values.reasons import in_words
@@ -44,22 +44,24 @@ BundleOption = Annotated[
 def doctor(
     config: ConfigOption = None, as_json: JsonOption = False, bundle: BundleOption = None
 ) -> None:
-    """Report what this host can do and observe. Exit status 1 if something required fails."""
+    """Report what this host can do and observe. FAIL: the daemon cannot work; warn: it works, but
+    does or observes less. Exit status 1 if something fails."""
     from tmd.config import find_file, load
 
+    log_to_stderr()
     settings = load(config)
     points = [_exposure(find_file(config)), *examine(settings)]
     if as_json:
         print_json(points)
     else:
         for point in points:
-            mark = "ok  " if point.ok else "FAIL" if point.needed else "no  "
+            mark = "ok  " if point.ok else "FAIL" if point.needed else "warn"
             say(f"{mark}  {point.name:<20}  {point.text}".rstrip())
     if bundle is not None:
         from tmd.cli import bundle as bundles
 
         names = bundles.write(bundle, settings, points)
-        say(f"wrote {bundle} without secrets: {', '.join(names)}", err=True)
+        say(f"wrote {bundle}, secrets removed; it contains {', '.join(names)}", err=True)
     if any(point.needed and not point.ok for point in points):
         raise typer.Exit(1)
 
@@ -108,6 +110,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
         try:
             ahead = await store.clock() - time.time()
             await store.probe()
+            await store.snapshot()
             return ahead
         finally:
             await store.close()
@@ -118,17 +121,33 @@ def _redis(settings: Settings) -> Iterator[Point]:
         yield Point("redis", False, True, str(error))
         return
     yield Point("redis", True, True, "answers reads and writes")
+    yield _same_secret(store.forged_kinds)
     near = abs(ahead) < CLOCK_S
-    remedy = "" if near else ": run a time service (chrony, systemd-timesyncd) on both"
+    service = "run a time service (chrony, systemd-timesyncd) on this host and on that of Redis"
+    remedy = "" if near else f": {service}"
     yield Point("clock", near, False, f"{abs(ahead):.3f} s from that of Redis{remedy}")
+
+
+def _same_secret(forged: list[str]) -> Point:
+    """Whether the values that members of the cluster wrote match the secret of this host."""
+    if not forged:
+        return Point("shared secret", True, True, "verifies what is in Redis")
+    text = (
+        f"does not verify values in Redis ({', '.join(forged)}): compare [cluster] secret_file "
+        "with that of the other hosts"
+    )
+    return Point("shared secret", False, True, text)
 
 
 def _folder(name: str, folder: Path) -> Point:
     """Whether the daemon could create and use ``folder`` as this user."""
     place = folder
-    while not place.exists() and place != place.parent:
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    if not os.path.isdir(place):
+        text = f"{place} is not a folder: remove it, or set [host] runtime_dir, socket or state_dir"
+        return Point(name, False, True, text)
+    if not os.access(place, os.W_OK | os.X_OK):
         who = f"user {os.getuid()}"
         text = f"{who} may not write to {place}: run as the daemon's user, or correct its owner"
         return Point(name, False, True, text)

@@ -39,9 +39,10 @@ def rehearse(
     timeout: Annotated[float, typer.Option(help="Longest wait in seconds.")] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Make each standby of HOST replay a step of one rank of each kind, and compare the bits.
-    Training continues. A standby that computes other bits gets no rank; one that cannot build
-    certain ranks never gets them. Exit status 1 if a standby fails."""
+    """Let each standby on HOST replay a step of one rank of each kind, and compare the bits with
+    those of the rank. Training continues. A standby that computes other bits gets no rank. One that
+    cannot be built like a rank never gets that rank. A hot standby, which follows a rank already,
+    is only reported. Exit status 1 if a standby fails."""
     from tmd.core.values.requests import RehearsalRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:
@@ -70,7 +71,9 @@ def _check(view: ClusterView, host: str) -> None:
     if unknown := unknown_host(view, host):
         raise TmdError(unknown)
     if host in barred(view):
-        raise TmdError(f"{host} is drained and cannot rehearse; run 'tmd undrain {host}' first")
+        raise TmdError(
+            f"{host} is drained, or will be, and cannot rehearse: run 'tmd undrain {host}' first"
+        )
     if not _waiting(view, host):
         raise TmdError(f"{host} has no waiting standby; check 'tmd status'")
     if view.paused:
@@ -87,21 +90,37 @@ def _waiting(view: ClusterView, host: str) -> list[WorkerStatus]:
 async def _verdicts(
     store: RedisStore, request: RehearsalRequest, timeout_s: float
 ) -> list[WorkerStatus]:
-    """The standbys of the host once each has a verdict or is verified by its shadow."""
+    """The standbys of the host once each has a verdict or is verified by its shadow.
+
+    Raises:
+        TmdError: all workers of the host hold a rank by now, or a standby has given no verdict.
+    """
     printed: set[str] = set()
+    silent: list[WorkerStatus] = []
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 view = await snapshot_when_back(store, printed)
+                _refuse_ranks(view, request.host)
                 found = _waiting(view, request.host)
-                if found and all(_answered(view, w, request.id) for w in found):
+                silent = [w for w in found if not _answered(view, w, request.id)]
+                if found and not silent:
                     return found
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
+        names = ", ".join(w.worker for w in silent) or request.host
         raise TmdError(
-            f"no verdict after {timeout_s:g} s; a rehearsal needs a job in undisturbed training; "
-            "check 'tmd status'"
+            f"no verdict of {names} after {timeout_s:g} s; a rehearsal needs a job in undisturbed "
+            "training; check 'tmd status'"
         ) from None
+
+
+def _refuse_ranks(view: ClusterView, host: str) -> None:
+    known = view.host(host)
+    found = known.workers if known is not None else ()
+    if found and all(w.rank is not None for w in found):
+        ranks = ", ".join(f"{w.worker} holds rank {w.rank}" for w in found)
+        raise TmdError(f"{host} has no standby any more: {ranks}")
 
 
 def _answered(view: ClusterView, status: WorkerStatus, request: str) -> bool:

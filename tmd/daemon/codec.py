@@ -15,14 +15,15 @@ from tmd.daemon.seal import RecordSeal
 
 log = structlog.get_logger("tmd.store")
 
-FORGED = "redis holds a {} that no member of this cluster wrote, or one with another secret"
+FORGED = "redis holds a {} that the secret of this host does not verify"
 
 T = TypeVar("T")
 Pairs = list[tuple[str, bytes]]
 
 
 class Codec:
-    """``place`` prefixes the cluster's keys in log lines and errors."""
+    """Seals, verifies and decodes the values of one cluster. ``place``: prefix of its keys, for
+    messages."""
 
     def __init__(self, key: bytes, place: str) -> None:
         self._seal = RecordSeal(key)
@@ -52,11 +53,16 @@ class Codec:
         return body
 
     def note_forged(self, kind: type[Any], value: bytes) -> None:
-        """Log the first value of ``kind`` that does not match its key or seal."""
+        """Log a value that does not match its key or seal: one of each kind, whatever its key."""
         if kind not in self._forged:
             self._forged.add(kind)  # once: forged values must not flood the log
-            text = value[:LONGEST].decode(errors="replace")
-            log.error(FORGED.format(kind.__name__), place=self._place, begins=text)
+            begin = value[:LONGEST].decode(errors="replace")
+            log.error(FORGED.format(kind.__name__), place=self._place, begins=begin)
+
+    @property
+    def forged_kinds(self) -> list[str]:
+        """The kinds of value of which one was forged."""
+        return sorted(kind.__name__ for kind in self._forged)
 
     def demanded(self, value: bytes, kind: type[T], key: str) -> T:
         """The decoded value.
@@ -66,13 +72,16 @@ class Codec:
         """
         found = self.opened(value, kind)
         if found is None:
-            raise self.forged(kind, key)
+            raise self.forged_error(kind, key)
         return found
 
-    def forged(self, kind: type[Any], key: str) -> StoreUnavailable:
+    def forged_error(self, kind: type[Any], key: str) -> StoreUnavailable:
         """The error about a forged value at ``key`` that decisions depend on."""
         what = FORGED.format(kind.__name__)
-        return StoreUnavailable(f"{what}; delete its key: redis-cli DEL '{self._place}{key}'")
+        return StoreUnavailable(
+            f"{what}: compare [cluster] secret_file with that of the other hosts. If they are the "
+            f"same, a stranger wrote it: delete its key, redis-cli DEL '{self._place}{key}'"
+        )
 
     def named(
         self,
@@ -85,7 +94,8 @@ class Codec:
         """Values of ``pairs`` by name: those that members wrote and stored under their name.
 
         A sealed value that was copied to another name counts as forged. ``read`` decodes what is
-        not simply a ``kind``. Forged values of ``doubtful`` names are left out and not logged.
+        not simply a ``kind``. The texts of ``doubtful`` names were made from changes: one that does
+        not verify is left out and not logged, and the caller reads the whole text.
         """
         read = read or partial(decoded, kind=kind)
         before = self._known.get(kind, {})

@@ -195,7 +195,7 @@ def _opened(codec: Codec, reply: Reply, known: Known) -> tuple[Known, StoredJobs
         # The values that the scripts compare are outside the seal.
         counts = found.get(name) and text(read.revision) == str(found[name].revision)
         if not counts or not read.fence.isdigit() or len(read.fence) > COUNT_DIGITS:
-            raise codec.forged(JobRecord, f"job:{name}")
+            raise codec.forged_error(JobRecord, f"job:{name}")
     return stored, sorted_out(found[name] for name in sorted(found))
 
 

@@ -124,6 +124,11 @@ class RedisStore:
 
         return await self._records.named(names, ask)
 
+    @property
+    def forged_kinds(self) -> list[str]:
+        """The kinds of value that were read and do not match the secret of this host."""
+        return self._codec.forged_kinds
+
     async def clock(self) -> float:
         """Wall-clock seconds of the server, for display."""
         seconds, microseconds = await self._ask(self._redis.time())
@@ -198,7 +203,7 @@ class RedisStore:
             *self._records.change_to(record.job, new, expected),
         )
         if outcome == b"forged":
-            raise self._codec.forged(JobRecord, f"job:{record.job}")
+            raise self._codec.forged_error(JobRecord, f"job:{record.job}")
         if outcome == b"stale":
             raise StaleLease(
                 f"{record.job}: written under the newer lease epoch {int(stored)}", int(stored)
@@ -233,7 +238,7 @@ class RedisStore:
             known.seal,
         )
         if restored < 0:
-            raise self._codec.forged(JobRecord, f"job:{record.job}")
+            raise self._codec.forged_error(JobRecord, f"job:{record.job}")
         return bool(restored)
 
     async def publish_alert(self, alert: Alert) -> None:

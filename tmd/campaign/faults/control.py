@@ -9,7 +9,7 @@ import signal
 from tmd import embedded
 from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
-from tmd.campaign.relay import Weather
+from tmd.campaign.relay import LinkConditions
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.servers import Private, server_binary
 from tmd.campaign.stage import CampaignStage
@@ -25,13 +25,15 @@ def _private(stage: CampaignStage) -> Private:
     return stage.private
 
 
-async def _weather(stage: CampaignStage, fault: FaultPart) -> tuple[list[str], list[Weather]]:
+async def _conditions(
+    stage: CampaignStage, fault: FaultPart
+) -> tuple[list[str], list[LinkConditions]]:
     _private(stage)
     hosts = await stage.targets(fault.where)
     return hosts, [stage.control[host] for host in hosts]
 
 
-def _clearing(ways: list[Weather]) -> Mend:
+def _clearing(ways: list[LinkConditions]) -> Mend:
     async def clear() -> None:
         for weather in ways:
             weather.clear()
@@ -41,7 +43,7 @@ def _clearing(ways: list[Weather]) -> Mend:
 
 async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections are reset, and new ones fail."""
-    hosts, ways = await _weather(stage, fault)
+    hosts, ways = await _conditions(stage, fault)
     for weather in ways:
         weather.refuse = True
     if not sum([weather.reset() for weather in ways]):
@@ -51,7 +53,7 @@ async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections stay open but carry nothing."""
-    _, ways = await _weather(stage, fault)
+    _, ways = await _conditions(stage, fault)
     for weather in ways:
         weather.there.clear()
         weather.back.clear()
@@ -61,7 +63,7 @@ async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Redis receives the daemon's requests, but its answers are lost."""
-    _, ways = await _weather(stage, fault)
+    _, ways = await _conditions(stage, fault)
     for weather in ways:
         weather.back.clear()
     await _met(ways)
@@ -69,19 +71,19 @@ async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _slow(stage: CampaignStage, fault: FaultPart) -> Mend:
-    _, ways = await _weather(stage, fault)
+    _, ways = await _conditions(stage, fault)
     for weather in ways:
         weather.delay_s = fault.amount or DELAY_S
     await _met(ways)
     return _clearing(ways)
 
 
-async def _met(ways: list[Weather]) -> None:
+async def _met(ways: list[LinkConditions]) -> None:
     await until(lambda: all(weather.passed for weather in ways))
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
-    _, ways = await _weather(stage, fault)
+    _, ways = await _conditions(stage, fault)
     if not sum([weather.reset() for weather in ways]):
         raise Unfired("no connection was open")
     return nothing

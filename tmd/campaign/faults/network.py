@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from tmd.campaign import namespaces
 from tmd.campaign.faults.host import _networks
 from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
-from tmd.campaign.relay import Weather
+from tmd.campaign.relay import LinkConditions
 from tmd.campaign.scenario import FaultPart, Network
 from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
@@ -19,7 +19,9 @@ LOST = 0.02
 """Share of dropped packets."""
 
 
-def _ways(stage: CampaignStage, host: str, *, near: bool = True, far: bool = True) -> list[Weather]:
+def _directions(
+    stage: CampaignStage, host: str, *, near: bool = True, far: bool = True
+) -> list[LinkConditions]:
     """The directions of ``host`` in use: connections that it dials, and those to it."""
     if stage.story.cluster.network is not Network.RELAYED:
         raise Unfired('workers do not use the relay: [cluster] network = "relayed"')
@@ -33,13 +35,13 @@ def _ways(stage: CampaignStage, host: str, *, near: bool = True, far: bool = Tru
     return found
 
 
-async def _met(ways: Iterable[Weather]) -> None:
+async def _met(ways: Iterable[LinkConditions]) -> None:
     """Wait until bytes have met the changed relay."""
     known = list(ways)
     await until(lambda: any(weather.passed for weather in known))
 
 
-def _clearing(ways: list[Weather]) -> Mend:
+def _clearing(ways: list[LinkConditions]) -> Mend:
     async def clear() -> None:
         for weather in ways:
             weather.clear()
@@ -48,9 +50,9 @@ def _clearing(ways: list[Weather]) -> Mend:
 
 
 async def _change(
-    stage: CampaignStage, fault: FaultPart, change: Callable[[Weather], None]
+    stage: CampaignStage, fault: FaultPart, change: Callable[[LinkConditions], None]
 ) -> Mend:
-    ways = _ways(stage, await stage.target(fault.where))
+    ways = _directions(stage, await stage.target(fault.where))
     for weather in ways:
         change(weather)
     await _met(ways)
@@ -58,21 +60,21 @@ async def _change(
 
 
 async def _delay(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(weather: Weather) -> None:
+    def change(weather: LinkConditions) -> None:
         weather.delay_s = fault.amount or DELAY_S
 
     return await _change(stage, fault, change)
 
 
 async def _rate(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(weather: Weather) -> None:
+    def change(weather: LinkConditions) -> None:
         weather.bytes_s = fault.amount or SLOW_BYTES_S
 
     return await _change(stage, fault, change)
 
 
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(weather: Weather) -> None:
+    def change(weather: LinkConditions) -> None:
         weather.there.clear()
         weather.back.clear()
 
@@ -91,21 +93,21 @@ async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     return _clearing([*dials, *dialled])
 
 
-def _one_side(stage: CampaignStage, host: str) -> tuple[list[Weather], list[Weather]]:
-    every = _ways(stage, host)
+def _one_side(stage: CampaignStage, host: str) -> tuple[list[LinkConditions], list[LinkConditions]]:
+    every = _directions(stage, host)
     dials = [w for (near, _), w in stage.links.items() if near == host]
     return dials, [w for w in every if w not in dials]
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
-    if not sum([w.reset() for w in _ways(stage, await stage.target(fault.where))]):
+    if not sum([w.reset() for w in _directions(stage, await stage.target(fault.where))]):
         raise Unfired("no connection was open")
     return nothing
 
 
 async def _refuse(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Open connections are reset, and new ones fail."""
-    ways = _ways(stage, await stage.target(fault.where))
+    ways = _directions(stage, await stage.target(fault.where))
     for weather in ways:
         weather.refuse = True
     if not sum([weather.reset() for weather in ways]):
