@@ -1,18 +1,18 @@
-"""What one stayer does for a planned move of one rank, in jobs of 4, 8, 16 and 32 ranks.
+"""What a rank that stays does for a planned move of another one, in jobs of 4 to 32 ranks.
 
-Each rank is a process with a fabric of its own, forked from one that has imported torch; there are
-no daemons, no session and no model, so that many of them fit on a small machine. Groups as with
-data parallel over pairs: the world, a pair, and all that have the same place in their pairs; after
-some collectives in each of them, and a vote, all links of a step are open. Then a standby opens the
-links of a rank in the middle, the others hear the daemon's word to arm (which they decode) and look
-before the vote whether they are ready, and all switch and run the collectives once more.
+Each rank is a process with a fabric of its own, forked from one that has imported torch. There are
+no daemons, no session and no model, so that many of them fit on a small machine. Each rank is in
+three groups: the world, its pair (ranks 2k and 2k+1), and all ranks at the same position in their
+pairs. Some collectives in each group, and a vote, open all links of a step. Then a standby opens
+the links of the middle rank. The others receive and decode the order to arm, check before the vote
+that they are ready, switch, and run the collectives again.
 
-Per stayer: links opened from the beginning of the preparation to the end of the first collectives
-after the switch, the bytes that they carried until the switch (the handshakes), the bytes of the
-order, and seconds of CPU, of all threads of the process, for the preparation and for the switch.
-CPU and not wall-clock, since all processes share the machine's cores. What it takes to hear as many
-messages of this benchmark and do nothing is measured in the same run and subtracted from the
-preparation. The order names all ranks and grows with them; what else a stayer does must not.
+For each rank that stays: the links opened from the beginning of the preparation to the end of the
+first collectives after the switch, the bytes that they carried until the switch (the handshakes),
+the bytes of the order, and seconds of CPU of the process for the preparation and for the switch.
+CPU and not wall-clock, since all processes share the machine's cores. The CPU that it takes to
+receive as many messages of this benchmark and do nothing is measured in the same run and subtracted
+from the preparation. The order names all ranks and grows with them. Nothing else may grow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tmd.core.values.model import Member, Membership, Move
 
 SIZES = (4, 8, 16, 32)
 GROUPS = 4
-"""In which a rank has links: three of the job, and that of the vote."""
+"""Groups in which a rank has links: three of the script, and that of the vote."""
 FLAT = 1.5
 """A stayer's CPU in the largest job may be so many times that in the smallest."""
 SCALES = {"preparation_s": 1e3, "switch_s": 1e3}
@@ -56,7 +56,7 @@ def once(processes: Pool, size: int) -> Facts:
     order = wire.encode(wire.DirectiveOrder(1, 1, Arm("bench-2", later, (move,))))
     processes.run(stayers.enter, now, leaving)
     before = processes.run(stayers.step)
-    # Twice: the first time some of it is new to the processes.
+    # The second time counts: the first one also pays for imports and caches.
     for _ in range(2):
         marks = [processes.run(stayers.mark)]
         processes.run(stayers.idle, order, leaving)
@@ -92,14 +92,14 @@ def _spent(marks: Sequence[Sequence[stayers.Mark]], since: int, rank: int) -> fl
 def _same_numbers(
     before: list[list[torch.Tensor]], after: list[list[torch.Tensor]], leaving: int, size: int
 ) -> None:
-    """Raises RuntimeError if the move can be seen in what the collectives give."""
+    """Raises RuntimeError: the collectives gave other results after the move."""
     after[leaving] = after[-1]
-    for old, new in zip(before[:size], after[:size], strict=True):
+    for rank, (old, new) in enumerate(zip(before[:size], after[:size], strict=True)):
         if not old or not all(map(torch.equal, old, new)):
-            raise RuntimeError("another sum after the switch than before")
+            raise RuntimeError(f"rank {rank}: other results of collectives after the switch")
 
 
-def tell(report: Report, runs: dict[str, Facts], sizes: Sequence[int]) -> dict[str, Any]:
+def report_figures(report: Report, runs: dict[str, Facts], sizes: Sequence[int]) -> dict[str, Any]:
     """Rows and targets; returns the figures."""
     figures: dict[str, Any] = {}
     for size in sizes:
@@ -170,7 +170,7 @@ def main() -> int:
     runs = report.attempt("growth", lambda: measured(args, report, sizes))
     if runs is None:
         return report.finish({}, {})
-    return report.finish(runs, tell(report, runs, sizes))
+    return report.finish(runs, report_figures(report, runs, sizes))
 
 
 if __name__ == "__main__":

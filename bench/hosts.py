@@ -1,7 +1,7 @@
-"""A daemon with all its detectors at work, as it is once installed, and what it takes.
+"""Starts daemons as an installation runs them, with all detectors, and measures memory and CPU.
 
-The kernel log is the real one, if it can be written; the NVML library is that of the tests and has
-eight GPUs; sysfs is a tree of ten ports. Bytecode is cached, as any installation does.
+The daemon reads the kernel's log, if this machine has one, an NVML library of the tests that has
+eight GPUs, and a tree of sysfs with ten ports. Bytecode is cached, as in any installation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ START_S = 30.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PRESENT, FRAME = 1 << 63, (1 << 55) - 1
 TICKS_S = os.sysconf("SC_CLK_TCK")
-SHIM = Path("tests/plugins/nvml/shim.c")
+SHIM = Path(__file__).parents[1] / "tests/plugins/nvml/shim.c"
 
 
 class Lab(NamedTuple):
@@ -81,7 +81,7 @@ class Lab(NamedTuple):
 
 
 class Daemon(NamedTuple):
-    """One that runs; ``name`` is that of its cluster, which it leads alone."""
+    """A running daemon, which alone forms the cluster ``name``."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -91,17 +91,22 @@ class Daemon(NamedTuple):
 
 
 def lab(folder: Path, redis: str) -> Lab:
-    """Build what the detectors look at, and start one daemon to fill the cache of bytecode."""
+    """Build what the detectors look at, and start one daemon to fill the cache of bytecode.
+
+    Raises:
+        RuntimeError: there is no C compiler.
+    """
     _ports(Tree(folder / "tree"))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     compiler = shutil.which("cc")
-    if compiler is not None:
-        target = folder / "libnvidia-ml.so.1"
-        flags = ["-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
-        subprocess.run([compiler, *flags, "-o", target, SHIM], check=True)
-        (folder / "nvml").write_text("count 8\nfield230 0\n")
-        environment |= {"LD_LIBRARY_PATH": str(folder), "NVML_SHIM": str(folder / "nvml")}
+    if compiler is None:
+        raise RuntimeError(f"no C compiler (cc) in PATH to build {SHIM}: install gcc")
+    target = folder / "libnvidia-ml.so.1"
+    flags = ["-shared", "-fPIC", f"-Wl,-soname,{target.name}"]
+    subprocess.run([compiler, *flags, "-o", target, SHIM], check=True)
+    (folder / "nvml").write_text("count 8\nfield230 0\n")
+    environment |= {"LD_LIBRARY_PATH": str(folder), "NVML_SHIM": str(folder / "nvml")}
     made = Lab(folder, redis, environment)
     with running(made, "first", HTTP + DETECTORS) as daemon:
         settled(daemon)
@@ -187,16 +192,16 @@ def settled(daemon: Daemon, seconds: float = 3.0) -> None:
 
 
 def family(daemon: Daemon) -> list[int]:
-    """The daemon and the processes it keeps."""
+    """The daemon and its child processes."""
     pid = daemon.process.pid
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [pid, *(int(p) for task in tasks for p in (task / "children").read_text().split())]
 
 
 def memory(daemon: Daemon) -> dict[str, Any]:
-    """Megabytes of the whole family. ``once`` counts a page that several of its processes share
-    once: the proportional size (PSS) would give part of it to strangers, and the sum of resident
-    sizes counts the interpreter once for each process."""
+    """Megabytes of the whole family. ``once_mb`` counts a page once that several of its processes
+    share. The proportional size (PSS) would give part of it to unrelated processes, and the sum of
+    resident sizes counts the interpreter once for each process."""
     pids = family(daemon)
     pages = [_pages(pid) for pid in pids]
     maps = Path(f"/proc/{pids[0]}/maps").read_text()
@@ -217,7 +222,7 @@ def _pages(pid: int) -> list[int]:
         RuntimeError: we are not root.
     """
     if os.geteuid() != 0:
-        raise RuntimeError("only root can tell which pages processes share")
+        raise RuntimeError("run this as root: only root may read page frames in /proc/PID/pagemap")
     found = []
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():

@@ -15,7 +15,7 @@ from tmd.core.values.model import Membership
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import EpochView
-from tmd.fabric.inbox import KEPT, Inbox, Message, Wanted
+from tmd.fabric.inbox import KEPT, Inbox, Message, PostedReceive
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.raw import PARKED, PARKED_IN_ALL, RawLinks
@@ -37,12 +37,12 @@ def epoch() -> EpochView:
     )
 
 
-def wanted(tag: int, size: int) -> Wanted:
+def wanted(tag: int, size: int) -> PostedReceive:
     def deliver(error: LinkError | None, source: int) -> None:
         raise AssertionError("nobody delivers here")
 
     into = memoryview(bytearray(size))
-    return Wanted(1, tag, epoch(), 0, into, deliver, deadline=0.0)
+    return PostedReceive(1, tag, epoch(), 0, into, deliver, deadline=0.0)
 
 
 def test_messages_that_nobody_asked_for_are_read_up_to_a_bound() -> None:
@@ -123,7 +123,7 @@ def test_a_receive_after_one_without_a_thread_is_watched(monkeypatch: pytest.Mon
         into = memoryview(bytearray(1))
         late = time.monotonic() + 60
         first, second = (
-            Wanted(1, tag, standing, 0, into, lambda error, source: None, deadline=late)
+            PostedReceive(1, tag, standing, 0, into, lambda error, source: None, deadline=late)
             for tag in range(2)
         )
         with pytest.raises(RuntimeError):

@@ -70,13 +70,13 @@ def _entry(verb: tuple[tuple[str, ...], Any]) -> str:
     arguments, options = arguments_of(command), options_of(command)
     names = " ".join(argument_name(p) for p in arguments)
     lines = [f".SS {_plain(' '.join(path))} {_plain(names)}".rstrip()]
-    lines += [_plain(text) for text in _paragraphs(command.help)]
+    lines.append("\n.PP\n".join(map(_plain, _paragraphs(command.help))))
     for parameter in (*arguments, *options):
-        lines += [".TP", f".B {_plain(_usage(parameter))}", _plain(_words(parameter))]
+        lines += [".TP", f".B {_plain(_signature(parameter))}", _plain(_description(parameter))]
     return "\n".join(lines) + "\n"
 
 
-def _usage(parameter: Any) -> str:
+def _signature(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return argument_name(parameter)
     value = "" if parameter.is_flag else f" {parameter.name.upper()}"
@@ -84,7 +84,7 @@ def _usage(parameter: Any) -> str:
     return ", ".join(sorted(parameter.opts, key=len)) + negative + value
 
 
-def _words(parameter: Any) -> str:
+def _description(parameter: Any) -> str:
     text = " ".join((parameter.help or "").split()) or "See above."
     default = plain_default(parameter)
     stated = default is None or "[default" in text
@@ -93,13 +93,11 @@ def _words(parameter: Any) -> str:
 
 def _paragraphs(text: str | None) -> Sequence[str]:
     paragraphs = [" ".join(part.split()) for part in (text or "").split("\n\n")]
-    return [line for part in paragraphs if part for line in (".PP", part)][1:]
+    return [part for part in paragraphs if part]
 
 
 def _plain(text: str) -> str:
-    """As roff text: no part is a command, and hyphens can be copied."""
-    if text == ".PP":
-        return text
+    """``text`` for roff: no line is a request, and hyphens stay ASCII, so they can be copied."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     text = "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)
     return f"\\&{text}" if text.startswith((".", "'")) else text

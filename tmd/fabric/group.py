@@ -13,7 +13,7 @@ from tmd.fabric import coalescing
 from tmd.fabric.collective_group import CollectiveGroup, Tensors
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import FrameHeader, FrameKind
-from tmd.fabric.inbox import ANY, Wanted
+from tmd.fabric.inbox import ANY, PostedReceive
 from tmd.fabric.memory import view
 from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import dtype_code
@@ -109,7 +109,7 @@ class Group(CollectiveGroup):
 
         deadline = time.monotonic() + self._runner.patience
         code = dtype_code(host.dtype)
-        wanted = Wanted(source, tag, standing, code, view(host), deliver, deadline)
+        wanted = PostedReceive(source, tag, standing, code, view(host), deliver, deadline)
         awaited.enter_context(self._awaited)
         try:
             self._mailbox.post(wanted)

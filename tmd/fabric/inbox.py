@@ -10,7 +10,8 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import EpochView
 
 KEPT = 256 << 20
-"""Bytes of unrequested messages beyond which reading stops unless a receive waits."""
+"""Once this many bytes of messages are kept for which there is no receive, no more are read until a
+receive waits."""
 
 ANY = -1
 
@@ -30,7 +31,7 @@ class Message:
 
 
 @dataclass(eq=False)
-class Wanted:
+class PostedReceive:
     """A posted receive. ``source`` may be ``ANY``."""
 
     source: int
@@ -40,13 +41,13 @@ class Wanted:
     into: memoryview
     deliver: Deliver
     deadline: float
-    """Monotonic time after which the sender is late."""
+    """Monotonic time at which the receive fails with PeerLate."""
 
     def matches(self, source: int, tag: int, epoch: int) -> bool:
         counts = self.standing.since <= epoch <= self.standing.epoch
         return self.source in (ANY, source) and self.tag == tag and counts
 
-    def misfit(self, dtype: int, size: int) -> LinkError | None:
+    def mismatch(self, dtype: int, size: int) -> LinkError | None:
         """Why a message of this type and size does not fit this receive."""
         if size == len(self.into) and dtype == self.dtype:
             return None
@@ -57,89 +58,90 @@ class Wanted:
 
 
 class Inbox:
-    """Thread-safe; oldest first on both sides."""
+    """Messages that no receive has claimed, and receives that wait for a message. Both are matched
+    oldest first. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._messages: list[Message] = []
-        self._wanted: list[Wanted] = []
+        self._receives: list[PostedReceive] = []
         self._held = 0
 
-    def post(self, wanted: Wanted) -> Message | None:
-        """The matching message, removed; otherwise ``wanted`` waits here for one."""
+    def post(self, receive: PostedReceive) -> Message | None:
+        """The matching message, removed; otherwise ``receive`` waits here for one."""
         with self._changed:
-            message = self._first(wanted)
+            message = self._pop_message(receive)
             if message is None:
-                self._wanted.append(wanted)
+                self._receives.append(receive)
             self._changed.notify_all()
             return message
 
-    def claim(self, source: int, tag: int, epoch: int) -> Wanted | None:
-        """The matching receive, removed."""
+    def claim(self, source: int, tag: int, epoch: int) -> PostedReceive | None:
+        """The matching receive, removed; ``None`` if there is none."""
         with self._changed:
-            return self._take(source, tag, epoch)
+            return self._pop_receive(source, tag, epoch)
 
-    def arrive(self, message: Message) -> Wanted | None:
+    def arrive(self, message: Message) -> PostedReceive | None:
         """The receive that waits for ``message``, removed; otherwise the message stays here."""
         with self._changed:
-            wanted = self._take(message.source, message.tag, message.epoch)
-            if wanted is None:
+            receive = self._pop_receive(message.source, message.tag, message.epoch)
+            if receive is None:
                 self._messages.append(message)
                 self._held += len(message.data)
-            return wanted
+            return receive
 
-    def waiting(self) -> list[Wanted]:
+    def waiting(self) -> list[PostedReceive]:
         """A snapshot of the receives without a message."""
         with self._changed:
-            return list(self._wanted)
+            return list(self._receives)
 
-    def withdraw(self, standing: EpochView) -> list[Wanted]:
+    def withdraw(self, standing: EpochView) -> list[PostedReceive]:
         """Remove the receives of ``standing`` and drop the messages up to its epoch."""
         with self._changed:
-            gone = [w for w in self._wanted if w.standing is standing]
-            self._wanted = [w for w in self._wanted if w.standing is not standing]
+            gone = [w for w in self._receives if w.standing is standing]
+            self._receives = [w for w in self._receives if w.standing is not standing]
             self._messages = [m for m in self._messages if m.epoch > standing.epoch]
             self._held = sum(len(m.data) for m in self._messages)
             self._changed.notify_all()
             return gone
 
-    def carry(self, old: EpochView, new: EpochView) -> list[tuple[Wanted, Message]]:
+    def carry(self, old: EpochView, new: EpochView) -> list[tuple[PostedReceive, Message]]:
         """Move the receives of ``old`` to ``new``; return those whose message is here, removed."""
         found = []
         with self._changed:
-            for wanted in [w for w in self._wanted if w.standing is old]:
-                wanted.standing = new
-                message = self._first(wanted)
+            for receive in [w for w in self._receives if w.standing is old]:
+                receive.standing = new
+                message = self._pop_message(receive)
                 if message is not None:
-                    self._wanted.remove(wanted)
-                    found.append((wanted, message))
+                    self._receives.remove(receive)
+                    found.append((receive, message))
             self._changed.notify_all()
         return found
 
     def sources(self, since: int) -> set[int]:
-        """Sources of the waiting receives, and of the messages from epoch ``since`` on."""
+        """Sources of the waiting receives, which may be ``ANY``, and of messages since an epoch."""
         with self._changed:
-            asked = {wanted.source for wanted in self._wanted}
+            asked = {receive.source for receive in self._receives}
             return asked | {m.source for m in self._messages if m.epoch >= since}
 
     def make_room(self, seconds: float) -> bool:
         """Wait until another message may be read; ``False`` if it may not yet."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._held < KEPT or bool(self._wanted), timeout=seconds
+                lambda: self._held < KEPT or bool(self._receives), timeout=seconds
             )
 
-    def _first(self, wanted: Wanted) -> Message | None:
+    def _pop_message(self, receive: PostedReceive) -> Message | None:
         for message in self._messages:
-            if wanted.matches(message.source, message.tag, message.epoch):
+            if receive.matches(message.source, message.tag, message.epoch):
                 self._messages.remove(message)
                 self._held -= len(message.data)
                 return message
         return None
 
-    def _take(self, source: int, tag: int, epoch: int) -> Wanted | None:
-        for wanted in self._wanted:
-            if wanted.matches(source, tag, epoch):
-                self._wanted.remove(wanted)
-                return wanted
+    def _pop_receive(self, source: int, tag: int, epoch: int) -> PostedReceive | None:
+        for receive in self._receives:
+            if receive.matches(source, tag, epoch):
+                self._receives.remove(receive)
+                return receive
         return None

@@ -15,7 +15,7 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import PROBE_PERIOD, SENDING, EpochView, LinkKey
 from tmd.fabric.frame import FrameHeader, FrameKind, unpacked
 from tmd.fabric.handshake import LinkPurpose
-from tmd.fabric.inbox import ANY, Inbox, Message, Wanted
+from tmd.fabric.inbox import ANY, Inbox, Message, PostedReceive
 from tmd.fabric.link import Link
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.transfer import PeerLate, PeerLost, receive_some, send
@@ -60,26 +60,26 @@ class Mailbox:
         link = standing.link(self._group, self._ranks[to], SENDING)
         send(link, header.packed(len(payload)), payload)
 
-    def post(self, wanted: Wanted) -> None:
+    def post(self, receive: PostedReceive) -> None:
         """Post a receive; its ``deliver`` is called once, from any thread."""
-        message = self._inbox.post(wanted)
+        message = self._inbox.post(receive)
         if message is not None:
-            return self._hand_over(wanted, message)
-        if wanted.standing.poisoned:
-            return self.abort(wanted.standing)
-        self._check(wanted)
+            return self._hand_over(receive, message)
+        if receive.standing.poisoned:
+            return self.abort(receive.standing)
+        self._check(receive)
         self._start_watch()
 
     def abort(self, standing: EpochView) -> None:
         """Complete the receives of an epoch that has ended, and drop its messages."""
-        for wanted in self._inbox.withdraw(standing):
-            wanted.deliver(LinkError(standing.reason or "the epoch is over"), wanted.source)
+        for receive in self._inbox.withdraw(standing):
+            receive.deliver(LinkError(standing.reason or "the epoch is over"), receive.source)
 
     def carry(self, old: EpochView, new: EpochView) -> None:
         """Let the receives of ``old`` wait in ``new``, which follows it by plan."""
         # What was closed is not carried over: the peer may return. Awaited senders are probed anew.
-        for wanted, message in self._inbox.carry(old, new):
-            self._hand_over(wanted, message)
+        for receive, message in self._inbox.carry(old, new):
+            self._hand_over(receive, message)
 
     @property
     def waiting(self) -> int:
@@ -134,8 +134,8 @@ class Mailbox:
         self._gone[link.peer] = standing
         if not isinstance(error, PeerLost):
             standing.blame(error)
-        for wanted in self._inbox.waiting():
-            self._check(wanted)
+        for receive in self._inbox.waiting():
+            self._check(receive)
 
     def _read_one(self, link: Link) -> None:
         _fill(link, link.head)
@@ -143,23 +143,23 @@ class Mailbox:
         source = self._source(link.peer)
         if header.kind != FrameKind.MESSAGE or source is None:
             raise LinkError(f"{link.peer} sent an invalid message for group {self._group}")
-        wanted = self._inbox.claim(source, header.detail, header.epoch)
-        if wanted is None:
+        receive = self._inbox.claim(source, header.detail, header.epoch)
+        if receive is None:
             data = bytearray(size)
             _fill(link, memoryview(data))
             message = Message(source, header.detail, header.epoch, header.dtype, data)
             return self._arrive(message)
-        fault = wanted.misfit(header.dtype, size)
+        fault = receive.mismatch(header.dtype, size)
         try:
             if fault is not None:
                 raise fault
-            _fill(link, wanted.into)
+            _fill(link, receive.into)
         except LinkError as e:
             # It is off the list, so only this thread can complete it.
-            wanted.standing.blame(e)
-            wanted.deliver(e, source)
+            receive.standing.blame(e)
+            receive.deliver(e, source)
             raise
-        wanted.deliver(None, source)
+        receive.deliver(None, source)
 
     def _source(self, worker: str) -> int | None:
         standing = self._current()
@@ -167,27 +167,27 @@ class Mailbox:
         return self._ranks.index(rank) if rank in self._ranks else None
 
     def _arrive(self, message: Message) -> None:
-        wanted = self._inbox.arrive(message)
-        if wanted is not None:
-            self._hand_over(wanted, message)
+        receive = self._inbox.arrive(message)
+        if receive is not None:
+            self._hand_over(receive, message)
 
-    def _hand_over(self, wanted: Wanted, message: Message) -> None:
-        fault = wanted.misfit(message.dtype, len(message.data))
+    def _hand_over(self, receive: PostedReceive, message: Message) -> None:
+        fault = receive.mismatch(message.dtype, len(message.data))
         if fault is None:
-            wanted.into[:] = message.data
+            receive.into[:] = message.data
         else:
-            wanted.standing.blame(fault)
-        wanted.deliver(fault, message.source)
+            receive.standing.blame(fault)
+        receive.deliver(fault, message.source)
 
     # --- liveness of the sender ----------------------------------------------------------------
 
-    def _check(self, wanted: Wanted) -> None:
+    def _check(self, receive: PostedReceive) -> None:
         """Poison the standing if the awaited sender has closed its link."""
-        members = wanted.standing.membership.members
-        ranks = self._ranks if wanted.source == ANY else (self._ranks[wanted.source],)
+        members = receive.standing.membership.members
+        ranks = self._ranks if receive.source == ANY else (self._ranks[receive.source],)
         for rank in ranks:
-            if self._gone.get(members[rank].worker) is wanted.standing:
-                wanted.standing.blame(PeerLost(members[rank].worker, "closed by the other side"))
+            if self._gone.get(members[rank].worker) is receive.standing:
+                receive.standing.blame(PeerLost(members[rank].worker, "closed by the other side"))
 
     def _start_watch(self) -> None:
         with self._lock:
@@ -200,22 +200,22 @@ class Mailbox:
     def _watch_loop(self) -> None:
         """Probe senders that have not dialled: without a link only a probe shows a dead one."""
         while not self._closed.wait(PROBE_PERIOD):
-            for wanted in self._inbox.waiting():
+            for receive in self._inbox.waiting():
                 try:
-                    self._verify(wanted)
+                    self._verify(receive)
                 except LinkError as e:
-                    wanted.standing.blame(e)
+                    receive.standing.blame(e)
 
-    def _verify(self, wanted: Wanted) -> None:
-        if time.monotonic() > wanted.deadline:
-            raise PeerLate(f"rank {wanted.source} of group {self._group}")
-        if wanted.source == ANY or wanted.standing.poisoned:
+    def _verify(self, receive: PostedReceive) -> None:
+        if time.monotonic() > receive.deadline:
+            raise PeerLate(f"rank {receive.source} of group {self._group}")
+        if receive.source == ANY or receive.standing.poisoned:
             return
-        member = wanted.standing.membership.members[self._ranks[wanted.source]]
+        member = receive.standing.membership.members[self._ranks[receive.source]]
         key = LinkKey(self._group, LinkPurpose.MESSAGES, member.worker)
-        link = wanted.standing.links.get(key)
+        link = receive.standing.links.get(key)
         if link is None or link.severed:
-            wanted.standing.verify(member)
+            receive.standing.verify(member)
 
 
 def _fill(link: Link, into: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""What of torchtitan cannot run on a session, refused by name."""
+"""Rejects settings of torchtitan that tmd does not support."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from typing import Any
 from torchtitan.components.quantization.utils import has_quantization
 
 PREFIX = "tmd.integrations.torchtitan does not support"
+FOLDERS = "its output folder has the name of a rank, which may move to another host"
 LOADING = "load the weights in a subclass, after __init__, unless session.shadowing"
 SAVING = {
     "initial_load_path": LOADING,
     "initial_load_in_hf": LOADING,  # without a path it loads from hf_assets_path
-    "load_only": "leave checkpoint.enable out",
+    "load_only": "remove it, and checkpoint.enable",
     "create_seed_checkpoint": "make it without tmd",
-    "exclude_from_loading": "all that is registered is loaded",
-    "enable_first_step_checkpoint": "leave it out, and give an interval",
+    "exclude_from_loading": "remove it, since tmd always loads all that is registered",
+    "enable_first_step_checkpoint": "remove it, and set checkpoint.interval",
     "last_save_in_hf": "convert the last checkpoint when the job has ended",
 }
 """Options of checkpoints -> what to do instead."""
 
 
 def refuse(config: Any) -> None:
-    """Refuse by name what would train wrongly or was not tried. Raises ValueError."""
-    for name, remedy in (*_training(config), *_saving(config.checkpoint)):
-        raise ValueError(f"{PREFIX} {name}: {remedy}")
+    """Check a configuration of torchtitan.
+
+    Raises:
+        ValueError: it has settings that would train incorrectly or that were not tested.
+    """
+    found = [*_training(config), *_saving(config.checkpoint)]
+    if found:
+        raise ValueError("\n".join(f"{PREFIX} {name}: {remedy}" for name, remedy in found))
 
 
 def _training(config: Any) -> Iterator[tuple[str, str]]:
@@ -35,24 +41,27 @@ def _training(config: Any) -> Iterator[tuple[str, str]]:
             "its stages differ from rank to rank: use session.build in a loop of your own",
         )
     if parallel.expert_parallel_degree > 1:
-        yield "parallelism.expert_parallel_degree", "give 1, and FSDP divides the experts"
+        yield "parallelism.expert_parallel_degree", "set it to 1, and FSDP shards the experts"
     if not training.disable_cuda_graphs:
         yield (
             "CUDA graphs",
-            "a graph does not notice a loss: give training.disable_cuda_graphs=True",
+            "a graph cannot notice that a rank was lost: set training.disable_cuda_graphs=True",
         )
     if training.enable_cpu_offload:
-        yield "training.enable_cpu_offload", "leave it out"
+        yield "training.enable_cpu_offload", "remove it"
     if config.compile.enable_async_tensor_parallel:
-        yield "compile.enable_async_tensor_parallel", "its copies bypass the group: leave it out"
+        yield (
+            "compile.enable_async_tensor_parallel",
+            "its copies bypass the process group: remove it",
+        )
     if config.comm.mode != "default":
-        yield f"comm.mode={config.comm.mode!r}", "leave it out"
+        yield f"comm.mode={config.comm.mode!r}", "remove it"
     if has_quantization(config.model_spec.model):
-        yield "a quantized model (float8, mx, nvfp4)", "leave its converter out"
+        yield "a quantized model (float8, mx, nvfp4)", "remove its converter"
     if config.metrics.save_for_all_ranks:
-        yield "metrics.save_for_all_ranks", "ranks move, and its folders do not: leave it out"
+        yield "metrics.save_for_all_ranks", f"{FOLDERS}: remove it"
     if profiler.enable_profiling or profiler.enable_memory_snapshot:
-        yield "the profiler", "ranks move, and its folders do not: profile without tmd"
+        yield "the profiler", f"{FOLDERS}: profile without tmd"
 
 
 def _saving(config: Any) -> Iterator[tuple[str, str]]:
@@ -61,4 +70,4 @@ def _saving(config: Any) -> Iterator[tuple[str, str]]:
             if getattr(config, name):
                 yield f"checkpoint.{name}", remedy
         if config.load_step != -1:
-            yield "checkpoint.load_step", "remove the later checkpoints"
+            yield "checkpoint.load_step", "remove it; to resume earlier, delete later checkpoints"
