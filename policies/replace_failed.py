@@ -12,6 +12,7 @@ less harm. A worker blocked in a driver that never returns cannot hand anything 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import ClassVar
 
 from tmd.plugin import (
@@ -88,7 +89,7 @@ class ReplaceFailed(Policy):
                 continue
             patience = max(self.config.patience_s, STEPS * status.step_seconds)
             cause = _fatal(host, status)
-            if cause is not None and min(status.stands_s, host.at - cause.at) > patience:
+            if cause is not None and min(status.stands_s, _age(host, cause)) > patience:
                 what = f"{cause.code} of {cause.entity}, and no step for {status.stands_s:.0f} s"
                 found[member.worker] = self._verdict(record, member, cause.code, what)
         return found
@@ -117,6 +118,12 @@ class ReplaceFailed(Policy):
             reason=f"{member.worker}: {what}",
             policy=self.name,
         )
+
+
+def _age(host: HostStatus, alert: Alert) -> float:
+    """Seconds since the alert. It counts as old if the clock of its host was set back since."""
+    seconds = host.at - alert.at
+    return seconds if seconds >= 0 else inf
 
 
 def _how_it_ended(ended: Exit) -> str:

@@ -24,6 +24,7 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import (
     Activity,
     HostStatus,
+    JobState,
     Mark,
     Move,
     Phase,
@@ -382,6 +383,28 @@ def test_an_open_breaker_is_shown_and_closed_by_resume(config, store):
     assert "circuit breaker closed" not in again.stdout
     assert (breaker.open, breaker.at > 5.0) == (False, True)
     assert (alert.code, alert.state) == ("breaker.open", State.CLEARED)
+
+
+def test_a_job_that_nobody_runs_is_given_up(config, store, running):
+    """Not while a host reports a worker; afterwards its name is free."""
+    unknown = tmd("forget", "jab", "-c", config)
+    busy = tmd("forget", "job", "-c", config)
+    store(lambda s: s.put_host(HostStatus("h1", "i", at=time.time()), ttl_s=60, wake=False))
+    half = tmd("forget", "job", "-c", config)
+    store(lambda s: s.put_host(HostStatus("h2", "i"), ttl_s=0.001, wake=False))
+    before = store(lambda s: s.jobs()).records[0]
+    done = tmd("forget", "job", "-c", config)
+    (after,) = store(lambda s: s.jobs()).records
+    again = tmd("forget", "job", "-c", config)
+
+    assert "there is no job 'jab'" in unknown.stderr
+    assert "job still has workers, such as h1/job/0.a" in busy.stderr
+    assert "job still has workers, such as h2/job/0.a" in half.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "job given up; silent: h2\n"
+    assert (after.state, after.revision) == (JobState.FAILED, before.revision + 1)
+    assert after.detail.startswith("given up by ")
+    assert "failed already: its name is free" in again.stderr
 
 
 def test_draining_while_paused_is_said(config, store, running):

@@ -8,6 +8,7 @@ This module opens no sockets: the daemon reads with asyncio, the trainer with th
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,9 +18,13 @@ from tmd.core.values.decode_errors import UNREADABLE, brief
 from tmd.core.values.errors import WireError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Alert, Exit, Signal, WorkerStatus
+from tmd.core.values.printable import valid_text
 
 VERSION = 1
 MAX_FRAME = 4 << 20
+"""Largest body of a message, but for directives."""
+MAX_DIRECTIVE = 64 << 20
+"""Largest body of a directive, which has all members of its job: some 150 bytes for each rank."""
 _LENGTH = struct.Struct("<I")
 HEADER_SIZE = _LENGTH.size
 
@@ -147,22 +152,41 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """One frame, ready to send."""
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME:
-        raise WireError(f"message {type(message).__name__} is {len(body)} bytes, limit {MAX_FRAME}")
+    """One frame, ready to send. Text that is no valid Unicode, such as of a file name, is escaped.
+
+    Raises:
+        WireError: the message is too large.
+    """
+    try:
+        body = _encoder.encode(message)
+    except UnicodeEncodeError:
+        body = _encoder.encode(_escaped(msgspec.to_builtins(message)))
+    limit = MAX_DIRECTIVE if isinstance(message, DirectiveOrder) else MAX_FRAME
+    if len(body) > limit:
+        raise WireError(f"message {type(message).__name__} is {len(body)} bytes, limit {limit}")
     return _LENGTH.pack(len(body)) + body
 
 
-def body_size(header: bytes) -> int:
+def _escaped(value: Any) -> Any:
+    match value:
+        case str():
+            return valid_text(value)
+        case dict():
+            return {_escaped(key): _escaped(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_escaped(one) for one in value]
+    return value
+
+
+def body_size(header: bytes, limit: int = MAX_FRAME) -> int:
     """Size of the body that follows ``header``.
 
     Raises:
-        WireError: the size is above :data:`MAX_FRAME`; the peer does not speak this protocol.
+        WireError: the size is above ``limit``; the peer does not speak this protocol.
     """
     (size,) = _LENGTH.unpack(header)
-    if size > MAX_FRAME:
-        raise WireError(f"frame of {size} bytes announced, limit {MAX_FRAME}: not a tmd peer?")
+    if size > limit:
+        raise WireError(f"frame of {size} bytes announced, limit {limit}: not a tmd peer?")
     return int(size)
 
 

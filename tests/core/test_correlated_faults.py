@@ -67,6 +67,11 @@ def test_a_finding_waits_for_reports_of_other_hosts():
     assert shown(cluster(at("h1", 990.0)))["h1"] == [Strategy.ACT]
 
 
+def test_a_finding_of_before_its_clock_was_set_back_does_not_wait():
+    """Else nothing would be done about it for as long as the clock was wrong."""
+    assert shown(cluster(at("h1", 8000.0)))["h1"] == [Strategy.ACT]
+
+
 def test_findings_of_observing_detectors_are_left_out():
     view = cluster(at("h1", 100.0, strategy=Strategy.OBSERVE))
 

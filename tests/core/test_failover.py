@@ -7,7 +7,9 @@ from tests import values
 from tests.core.clusters import STEP, Scene
 from tmd.core.planning import failover
 from tmd.core.planning.migration import TABLE, PlanEvent, PlanFacts
+from tmd.core.planning.planning import steer
 from tmd.core.values.errors import IllegalTransition
+from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -20,11 +22,14 @@ from tmd.core.values.model import (
     Move,
     Phase,
     PlanKind,
+    Severity,
     ShadowStatus,
+    Strategy,
 )
 from tmd.core.values.snapshots import Kept
 
 HOSTS = ("h1", "h2")
+LIMITS = PlanLimits()
 
 
 def settled(*codes: int | None) -> tuple[JobState, str]:
@@ -430,6 +435,31 @@ def test_with_a_snapshot_of_all_ranks_all_go_back_to_it() -> None:
 
 
 # --- who is not heard -----------------------------------------------------------------------------
+
+
+def test_a_finding_about_a_joiner_that_has_the_rank_already_changes_nothing() -> None:
+    """It took rank 1 over just before a loss. Such a finding is for policies: refused as a joiner,
+    it would get its own rank again, for ever."""
+    scene = Scene(3, standbys=1)
+    scene.fails("h0")
+    joiner = values.member("s1")
+    plan = structs.replace(scene.plan, witnesses=(*scene.plan.witnesses, joiner))
+    scene.record = structs.replace(scene.record, plan=plan)
+    scene.says("h1", Activity.STANDBY)
+    scene.halts("h2")
+    scene.says("s1", Activity.STUCK, rank=1, epoch=2, step=STEP, plan=plan.id)
+    found = values.alert(
+        id="1", entity=joiner.worker, severity=Severity.FATAL, strategy=Strategy.ACT, job="job"
+    )
+    hosts = [structs.replace(h, alerts=(found,)) if h.host == "s1" else h for h in scene.view.hosts]
+    view = structs.replace(scene.view, hosts=tuple(hosts))
+    first = steer(scene.record, view, (), now=1.0, age=0.0, limits=LIMITS)
+    view = structs.replace(view, jobs=(first,))
+    second = steer(first, view, (), now=2.0, age=0.0, limits=LIMITS)
+
+    assert live(first).phase is Phase.SYNC
+    assert {m.rank: m.joiner.worker for m in live(first).moves if m.joiner}[1] == joiner.worker
+    assert second is first
 
 
 def test_a_silent_witness_is_named_once_all_others_have_halted() -> None:

@@ -203,6 +203,26 @@ def test_a_job_of_which_no_host_knows_a_worker_has_failed() -> None:
     assert late.detail == "no worker of the job has been known to its host for 10 s"
 
 
+def test_an_exit_status_that_nobody_can_report_any_more_ends_the_job() -> None:
+    """A host lost power after the end of training, and has returned without its workers."""
+    scene = Scene(2)
+    scene.exit("h0", 0)
+    finishing = scene.record = steered(scene)
+    silent = structs.replace(scene.view, hosts=scene.view.hosts[:1])
+    still = steered(scene, age=1e9)
+    scene.says("h1", Activity.TRAINING, job="another")
+    early = steered(scene, age=LIMITS.abandon_s - 0.1)
+    late = steered(scene, age=LIMITS.abandon_s)
+
+    assert finishing.state is JobState.FINISHING
+    assert steer(scene.record, silent, (), now=1.0, age=1e9, limits=LIMITS) is finishing
+    assert still is early is finishing
+    assert late.state is JobState.FAILED
+    assert late.detail == (
+        f"the exit status of {values.worker('h1')} is unknown: no host has known it for 10 s"
+    )
+
+
 # --- losses ---------------------------------------------------------------------------------------
 
 

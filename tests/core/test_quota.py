@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec import structs
+from typing import Any
+
+import pytest
+from msgspec import ValidationError, structs
 
 from tmd.core.alerts.findings import Origin, Rules
 from tmd.core.alerts.quota import BURST, EVIDENCE, LONGEST, MOST, PER_SECOND, TOO_MANY, Allowance
@@ -80,6 +83,27 @@ def test_texts_are_cut() -> None:
     texts = (alert.code, alert.entity, alert.message, alert.job, *alert.evidence)
     assert {len(text) for text in texts} == {LONGEST}
     assert len(alert.evidence) == EVIDENCE
+
+
+def test_text_that_is_no_unicode_is_escaped() -> None:
+    """A file name that is not UTF-8: no alert about it could be written anywhere."""
+    board = states(Board(), Signal("a.b", "file:\udcff", Severity.WARNING, evidence=("\udcff",)))
+
+    (found,) = board.alerts
+    assert (found.entity, found.evidence) == ("file:\\udcff", ("\\udcff",))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"count": 2.0}, {"severity": "grave"}, {"evidence": (1,)}, {"message": None}]
+)
+def test_a_value_of_a_wrong_type_is_refused(changes: dict[str, Any]) -> None:
+    """Stored, it would make the status of the whole host unreadable."""
+    signal = Signal("a.b", "host", Severity.WARNING)
+    for name, value in changes.items():
+        structs.force_setattr(signal, name, value)
+
+    with pytest.raises(ValidationError):
+        states(Board(), signal)
 
 
 def test_remembered_raises_are_bounded() -> None:

@@ -16,8 +16,8 @@ from msgspec import structs
 from tests.values import failover
 from tmd import wire
 from tmd.core.planning.directives import Leave, Train
-from tmd.core.values.errors import ConfigError
-from tmd.core.values.model import Activity, Exit, Rehearsal
+from tmd.core.values.errors import ConfigError, WireError
+from tmd.core.values.model import Activity, Exit, Member, Membership, Rehearsal
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer, AgentSocket, uids_of
 from tmd.daemon.records import Records
@@ -376,6 +376,43 @@ async def test_a_user_that_is_not_listed_is_rejected(tmp_path):
         assert "[host] users" in await rejected(connection)
 
 
+async def test_a_directive_of_a_large_job_reaches_a_client_that_reads(host, record):
+    """It is longer than what may wait for a client."""
+    size = 16_384
+    hosts = [f"ip-10-{n // 256}-{n % 256}-7.eu-central-1.compute.internal" for n in range(size)]
+    members = tuple(Member(f"{h}/job/0.a", h, f"{h}:30000") for h in (*hosts[:-1], "h1"))
+    async with trainer(host) as one:
+        await one.hello()
+        host.obey(record(membership=Membership(1, members), world_size=size))
+        directive = await one.directive(lambda d: isinstance(d, Train))
+
+        assert directive.membership.members == members
+        assert len(wire.encode(one.orders[-1])) > wire.MAX_FRAME // 2 > 1 << 20
+        assert host.roster.workers[ONE].connected
+
+
+async def test_an_error_about_one_job_leaves_the_workers_of_others_connected(tmp_path, record):
+    """It is logged, and their directives are sent."""
+
+    class Broken(Records):
+        def order(self, job, worker):
+            if job == "broken":
+                raise IndexError(job)
+            return super().order(job, worker)
+
+    host = Host(tmp_path)
+    host.server._records = host.records = Broken(tmp_path)
+    async with host.serving(), trainer(host) as one, connected(host.path) as connection:
+        other = FakeTrainer(connection, worker_status("h1/broken/0.a", job="broken"))
+        await other.hello()
+        await one.hello()
+        host.obey(record())
+        await one.directive(lambda d: isinstance(d, Train))
+
+        assert other.orders == []
+        assert host.roster.workers["h1/broken/0.a"].connected
+
+
 async def test_a_client_that_never_reads_is_cut_off(host, record):
     """Only a bounded number of its orders is queued."""
     async with trainer(host) as one:
@@ -415,6 +452,30 @@ def test_users_are_given_by_name_or_number():
     assert uids_of(("root", "12345")) == {0, os.geteuid(), 12345}
     with pytest.raises(ConfigError, match="no user 'nobody-here'"):
         uids_of(("nobody-here",))
+
+
+def test_only_a_directive_may_be_long():
+    """It has all members of its job. The daemon reads no long message of a client."""
+    member = Member("w" * 1000, "h", "a")
+    order = wire.DirectiveOrder(1, 1, Train(Membership(1, (member,) * 5000), 0))
+    report = wire.StatusReport(structs.replace(worker_status(ONE), detail="x" * wire.MAX_FRAME))
+    frame = wire.encode(order)
+
+    assert wire.body_size(frame[: wire.HEADER_SIZE], wire.MAX_DIRECTIVE) > wire.MAX_FRAME
+    with pytest.raises(WireError, match="announced, limit"):
+        wire.body_size(frame[: wire.HEADER_SIZE])
+    with pytest.raises(WireError, match=r"StatusReport is .* bytes, limit"):
+        wire.encode(report)
+
+
+def test_text_that_is_no_unicode_is_escaped():
+    """A file name in a report must not end the thread that talks to the daemon."""
+    status = structs.replace(worker_status(ONE), detail="cannot read /data/\udcff")
+    body = wire.encode(wire.StatusReport(status))[wire.HEADER_SIZE :]
+
+    assert wire.decode(body) == wire.StatusReport(
+        structs.replace(status, detail="cannot read /data/\\udcff")
+    )
 
 
 def test_messages_survive_the_wire():

@@ -13,8 +13,9 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import Activity, Phase, State, Strategy, Urgency, Verdict
 from tmd.core.values.requests import DrainRequest
-from tmd.daemon.policy_runner import breaker_alert, foreseen, rulings, withheld
+from tmd.daemon.policy_runner import breaker_alert, end_pause, foreseen, rulings, withheld
 from tmd.plugin import Policy
+from tmd.testing import MemoryStore
 
 RULES = BreakerRules()
 OPEN = Breaker(open=True, reason="too much", at=50.0)
@@ -134,6 +135,16 @@ def test_a_finished_plan_is_not_predicted_again():
     (outlook,) = foreseen([], view, PlanLimits(), now=0.0)
 
     assert (outlook.plan, outlook.waits) == (None, "")
+
+
+async def test_the_breaker_is_closed_at_a_time_of_the_store():
+    """Findings and plans are compared with it, and an operator's clock may be wrong."""
+    data = MemoryStore()
+    data.breaker, data.paused, data.server_time = OPEN, True, 1234.5
+
+    assert await end_pause(data.client(), "ann", "h2")
+    assert data.breaker == Breaker(reason=OPEN.reason, at=1234.5, by="ann")
+    assert not data.paused
 
 
 def test_the_breaker_alert_names_the_reason_and_the_operator():

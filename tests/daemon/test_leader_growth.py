@@ -34,7 +34,7 @@ from tmd.core.values.model import (
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.deciding import FAILED_S, Decider
-from tmd.daemon.leader import Candidate, Leader, LeaderConfig
+from tmd.daemon.leader import AGAIN_S, Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore
@@ -166,6 +166,24 @@ async def test_a_job_is_not_looked_at_again_before_something_changes_or_a_deadli
 
 
 @pytest.mark.looptime
+async def test_a_record_that_somebody_else_writes_does_not_keep_the_leader_from_other_jobs(
+    tmp_path: Path,
+) -> None:
+    """It decides about the others in the same turn, and comes back to this one after a pause."""
+    data = Fixed()
+    data.view = structs.replace(view(jobs=2), jobs=())  # the records have not been read
+    for host in data.view.hosts:
+        for worker in host.workers:
+            structs.force_setattr(worker, "activity", Activity.STARTING)
+    await data.client().put_job(record("h", job="job0", revision=3), expected=0)
+    wait = await leading(data, tmp_path).turn()
+    stored = {r.job: r.revision for r in (await data.client().jobs()).records}
+
+    assert stored == {"job0": 3, "job1": 1}
+    assert wait == AGAIN_S
+
+
+@pytest.mark.looptime
 async def test_a_decision_that_fails_leaves_its_job_alone_for_a_while() -> None:
     """The error does not end the daemon, and the other jobs are decided about."""
     decider, before = Decider(LIMITS, ShadowGoals()), view(jobs=2)
@@ -176,6 +194,20 @@ async def test_a_decision_that_fails_leaves_its_job_alone_for_a_while() -> None:
     assert decider.due("job0") == failed_at + FAILED_S
     assert decider.next(before, "job1", ()) is None
     assert decider.due("job1") != failed_at + FAILED_S
+
+
+@pytest.mark.looptime
+async def test_a_decision_that_fails_does_not_say_that_the_job_is_protected() -> None:
+    """What was lacking before is still lacking."""
+    decider, before = Decider(LIMITS, ShadowGoals()), view(jobs=1)
+    before = structs.replace(before, hosts=before.hosts[:RANKS])  # without a standby
+    broken: Any = (None,)
+    decider.next(before, "job0", ())
+    lacking = decider.gap("job0")
+    decider.next(before, "job0", broken)
+
+    assert lacking is not None
+    assert decider.gap("job0") == lacking
 
 
 @pytest.mark.looptime

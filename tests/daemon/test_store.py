@@ -38,6 +38,22 @@ from tmd.testing.clients import worker_status
 KEY = b"known to the members"
 
 
+class Opened:
+    """A store of a cluster of its own, and a stranger's access to its keys."""
+
+    def __init__(self, url):
+        self.name = f"t{os.urandom(4).hex()}"
+        self.store = RedisStore(url, self.name, KEY)
+        self._stranger = connect(url, 2.0)
+
+    async def delete(self, key):
+        await self._stranger.delete(f"{{tmd:{self.name}}}:{key}")
+
+    async def aclose(self):
+        await self.store.close()
+        await self._stranger.aclose()
+
+
 def alert(number):
     return values.alert(
         id=f"h1-{number}",
@@ -228,6 +244,18 @@ async def test_only_a_newer_record_is_restored(store, record):
     assert [r.revision for r in (await store.jobs()).records] == [8]
 
 
+async def test_a_record_that_is_listed_no_more_is_listed_again(redis_url, record):
+    """Somebody deleted the list of jobs: no leader would see the job."""
+    async with aclosing(Opened(redis_url)) as opened:
+        await opened.store.put_job(record(revision=5), expected=0)
+        await opened.delete("jobs")
+        lost = await opened.store.jobs()
+
+        assert not await opened.store.restore_job(record(revision=5))
+        assert lost.records == ()
+        assert [r.revision for r in (await opened.store.jobs()).records] == [5]
+
+
 async def test_operators_requests_are_stored_and_withdrawn(store):
     request = DrainRequest(host="h1", id="d1", leave=True, by="me", at=2.0)
     await store.drain(request)
@@ -289,6 +317,17 @@ async def test_alerts_are_read_in_order_from_a_cursor(store):
 
     assert [a for _, a in first + rest] == [alert(n) for n in range(5)]
     assert await store.alerts(rest[-1][0], limit=10) == []
+
+
+async def test_an_alert_of_a_later_version_hides_no_other(redis_url):
+    """A strategy that this version does not know."""
+    later = alert(1)
+    structs.force_setattr(later, "strategy", "guess")
+    async with aclosing(Opened(redis_url)) as opened:
+        for each in (alert(0), later, alert(2)):
+            await opened.store.publish_alert(each)
+
+        assert [a.id for _, a in await opened.store.alerts("", limit=10)] == ["h1-0", "h1-2"]
 
 
 async def test_a_repeated_alert_is_published_once(store):

@@ -272,6 +272,7 @@ def test_a_rank_that_has_recovered_its_speed_stays():
 
 DAILY = RebalancePeriodic(RebalancePeriodicConfig(every_s=86_400))
 SPARE = host("h4", activity=Activity.STANDBY, at=1e6)
+RANKS = [host(name, at=1e6) for name in HOSTS]
 
 
 def test_the_ranks_longest_in_place_move_after_each_period():
@@ -281,19 +282,28 @@ def test_the_ranks_longest_in_place_move_after_each_period():
     record = structs.replace(RECORD, history=(ended,))
     late = structs.replace(ended, timeline=(Mark(Phase.DONE, 1e6 - 86_399),))
 
-    assert moved(DAILY, cluster(SPARE, record=record)) == [worker("h2")]
-    assert moved(DAILY, cluster(SPARE, record=structs.replace(record, history=(late,)))) == []
+    assert moved(DAILY, cluster(*RANKS, SPARE, record=record)) == [worker("h2")]
+    record = structs.replace(record, history=(late,))
+    assert moved(DAILY, cluster(*RANKS, SPARE, record=record)) == []
+
+
+def test_one_host_whose_clock_is_ahead_moves_no_rank():
+    ended = planned(1, timeline=(Mark(Phase.DONE, 1e6 - 10),))
+    record = structs.replace(RECORD, history=(ended,))
+    ahead = structs.replace(SPARE, at=1e6 + 2 * 86_400)
+
+    assert moved(DAILY, cluster(*RANKS, ahead, record=record)) == []
 
 
 def test_without_a_standby_there_is_no_verdict():
-    assert moved(DAILY, cluster(host("h1", at=1e6))) == []
+    assert moved(DAILY, cluster(*RANKS)) == []
 
 
 def test_a_move_that_was_dropped_waits_for_the_next_period():
     dropped = planned(1, phase=Phase.ABORTED, timeline=(Mark(Phase.ABORTED, 1e6 - 5),))
     record = structs.replace(RECORD, history=(dropped,))
 
-    assert moved(DAILY, cluster(SPARE, record=record)) == []
+    assert moved(DAILY, cluster(*RANKS, SPARE, record=record)) == []
 
 
 # --- strategies -----------------------------------------------------------------------------------

@@ -166,6 +166,13 @@ def standing(name, seconds, **changes):
     return structs.replace(status, stands_s=seconds, **changes)
 
 
+def test_a_finding_of_before_its_clock_was_set_back_counts():
+    hung = host("h1", standing("h1", 11.0), alerts=(lost_gpu("h1", at=7200.0),))
+    cluster = view(hung, host("h2", standing("h2", 11.0)), host("h3"))
+
+    assert [v.worker for v in ReplaceFailed().decide(cluster)] == [worker("h1")]
+
+
 def test_a_rank_that_stands_still_on_a_lost_gpu_is_a_failure():
     hung = host("h1", standing("h1", 11.0), alerts=(lost_gpu("h1"),))
     cluster = view(hung, host("h2", standing("h2", 11.0)), host("h3"))

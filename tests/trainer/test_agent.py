@@ -51,6 +51,29 @@ def test_a_daemon_that_comes_up_later_is_waited_for(tmp_path, monkeypatch):
         subject.close()
 
 
+def test_no_error_of_a_report_ends_the_thread(tmp_path):
+    """Without it no failover could halt the rank."""
+    path = tmp_path / "tmd.sock"
+    asked = iter([STATUS, RuntimeError("unlucky"), *[STATUS] * 100])
+
+    def current():
+        found = next(asked)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    subject = Agent(path, current, lambda _: None)
+    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
+        door.bind(str(path))
+        door.listen()
+        pool.submit(answer, door)
+        subject.introduce()
+        subject.start()
+
+        assert answer(door) == STATUS.worker
+        subject.close()
+
+
 def test_a_daemon_that_never_comes_is_named(tmp_path):
     with pytest.raises(TmdError, match=r"no tmd daemon answers on .*tmd\.sock.*is it running"):
         agent(tmp_path / "tmd.sock").introduce(patience_s=0.0)

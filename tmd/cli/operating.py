@@ -1,4 +1,4 @@
-"""Verbs that change the cluster: drain, undrain, set-healthy, pause, resume."""
+"""Verbs that change the cluster: drain, undrain, set-healthy, forget, pause, resume."""
 
 from __future__ import annotations
 
@@ -122,6 +122,39 @@ def set_healthy(
         say(f"{host} declared healthy" + (f" of {code}" if code else ""))
         if view.host(host) is None:
             say(f"{host} has no heartbeat: its daemon gets this when it is back", err=True)
+
+    with_store(config, ask)
+
+
+def forget(
+    job: Annotated[str, typer.Argument(help="Name of the job, as in 'tmd status'.")],
+    config: ConfigOption = None,
+) -> None:
+    """Give up JOB, which no host runs any more, so that its name is free for a new run. tmd does
+    not give up a job whose hosts are silent by itself, since it may still train. If it does, its
+    workers end as soon as their hosts reach Redis again. Refused while a host reports a worker."""
+    from tmd.core.planning.planning import given_up
+    from tmd.core.values.errors import Conflict
+    from tmd.core.values.view_checks import ENDED
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        view = await store.snapshot()
+        _refuse_unreadable(view)
+        record = view.record(job)
+        if record is None:
+            raise TmdError(f"there is no job '{job}'; check 'tmd status'")
+        if record.state in ENDED:
+            raise TmdError(f"{job} has {record.state} already: its name is free")
+        if found := sorted(view.workers(job)):
+            raise TmdError(
+                f"{job} still has workers, such as {found[0]}: end their launchers first"
+            )
+        try:
+            await store.put_job(given_up(record, user()), expected=record.revision)
+        except Conflict as error:
+            raise TmdError(f"{job} has just changed: check 'tmd status', and try again") from error
+        silent = sorted({m.host for m in record.membership.members if view.host(m.host) is None})
+        say(f"{job} given up" + (f"; silent: {', '.join(silent)}" if silent else ""))
 
     with_store(config, ask)
 

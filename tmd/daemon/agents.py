@@ -11,6 +11,7 @@ import os
 import pwd
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -32,7 +33,7 @@ from tmd.daemon.roster import Roster
 HELLO_S = 5.0
 """A client that sends nothing for this long after connecting is disconnected."""
 BUFFER_LIMIT = 1 << 20
-"""A client is disconnected when this many bytes wait for it to read."""
+"""A client is disconnected if more bytes than this wait for it when there is another message."""
 
 FIRST_PROTOCOL = 1
 """Version of what workers of tmd 0.1.0 exchange."""
@@ -136,6 +137,8 @@ class AgentServer:
         self._launchers: set[LauncherLink] = set()
         self._clients: set[asyncio.Task[None]] = set()
         self._lifelines = Lifelines(roster)
+        self._failed: dict[str, str] = {}
+        """Job -> the error of the latest push."""
         self.listening = asyncio.Event()
 
     async def serve(self) -> None:
@@ -158,9 +161,20 @@ class AgentServer:
     def push(self) -> None:
         """Send every client what follows from the current records."""
         for trainer in self._trainers.values():
-            trainer.push(self._records)
+            self._contained(trainer.job, partial(trainer.push, self._records))
         for launcher in self._launchers:
-            launcher.push(self._records, self._roster)
+            self._contained(launcher.job, partial(launcher.push, self._records, self._roster))
+
+    def _contained(self, job: str, push: Callable[[], None]) -> None:
+        """An error about one job must not end the daemon, which serves others."""
+        try:
+            push()
+        except Exception as error:
+            if self._failed.get(job) != (text := repr(error)):
+                self._failed[job] = text
+                log.exception("workers get no directive", job=job)
+        else:
+            self._failed.pop(job, None)
 
     # --- one connection ---------------------------------------------------------------------------
 
@@ -226,12 +240,12 @@ class AgentServer:
             replaced.writer.close()
         self._trainers[worker] = link
         door = self._door
-        _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
-        self._roster.report(stated(hello.status), _now())
-        self._lifelines.watch(worker, job, _peer(writer)[0])
-        self._watch_futex(hello, writer)
-        link.push(self._records)
         try:
+            _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
+            self._roster.report(stated(hello.status), _now())
+            self._lifelines.watch(worker, job, _peer(writer)[0])
+            self._watch_futex(hello, writer)
+            self._contained(job, partial(link.push, self._records))
             while True:
                 message = await _receive(reader)
                 if not isinstance(message, wire.StatusReport):
@@ -326,9 +340,11 @@ async def _receive(reader: asyncio.StreamReader) -> wire.Message:
 def _send(writer: asyncio.StreamWriter, message: wire.Message) -> None:
     if writer.is_closing():
         return
-    writer.write(wire.encode(message))
+    # Before it is written: a single directive of a large job is longer.
     if writer.transport.get_write_buffer_size() > BUFFER_LIMIT:
         writer.transport.abort()
+        return
+    writer.write(wire.encode(message))
 
 
 def _check_version(version: int) -> None:

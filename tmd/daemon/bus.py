@@ -50,6 +50,9 @@ class Store(Protocol):
         Of the others the view has what was read last, as long as they are there.
         """
 
+    async def clock(self) -> float:
+        """Wall-clock seconds of the store's own clock."""
+
     async def jobs(self) -> StoredJobs:
         """The job records alone."""
 

@@ -29,6 +29,7 @@ class Codec:
         self._seal = RecordSeal(key)
         self._place = place
         self._forged: set[type] = set()
+        self._unreadable: set[type] = set()
         self._known: dict[type, dict[tuple[str, bytes], Any]] = {}
         """Values decoded from the previous snapshot; unchanged ones are not decoded again."""
 
@@ -44,6 +45,16 @@ class Codec:
         """
         body = self.body(value, kind)
         return None if body is None else decoded(body, kind)
+
+    def readable(self, value: bytes, kind: type[T]) -> T | None:
+        """The value, or ``None`` if no member wrote it or this version cannot decode it."""
+        try:
+            return self.opened(value, kind)
+        except StoreUnavailable as error:
+            if kind not in self._unreadable:
+                self._unreadable.add(kind)
+                log.warning("values of another version are left out", reason=str(error))
+            return None
 
     def body(self, value: bytes, kind: type[Any]) -> bytes | None:
         """The text behind the seal, or ``None`` if no member wrote it."""

@@ -98,7 +98,8 @@ class Decider:
         except Exception:
             # A bug that one job shows must not end the daemons of all, one leader after the other.
             log.exception("the decision about a job failed, it is left as it is", job=job)
-            self._settled[job] = Settled(found, now + FAILED_S, None)
+            gap = None if settled is None else settled.gap
+            self._settled[job] = Settled(found, now + FAILED_S, gap)
             return None
 
     def _decided(self, view: ClusterView, job: str, found: Grounds, now: float) -> JobRecord | None:

@@ -195,6 +195,8 @@ if not stored or not fence then
   return -1
 end
 if stored >= tonumber(ARGV[4]) then
+  -- The list of jobs may be lost without their records. Nobody would decide about this one.
+  if redis.call('SADD', KEYS[2], ARGV[2]) == 1 then wake_leader('leader') end
   return 0
 end
 fence = string.format('%.0f', math.max(fence, tonumber(ARGV[3])))

@@ -134,7 +134,8 @@ async def end_pause(store: Store, by: str, host: str) -> bool:
     """
     before = (await store.snapshot()).breaker
     if before.open:
-        breaker = Breaker(open=False, reason=before.reason, at=time.time(), by=by)
+        # Findings and plans since then count again. An operator's clock may be wrong.
+        breaker = Breaker(open=False, reason=before.reason, at=await store.clock(), by=by)
         await store.publish_alert(breaker_alert(breaker, host, opened_at=before.at))
         await store.set_breaker(breaker)
     await store.set_paused(False)

@@ -30,6 +30,9 @@ class Known(NamedTuple):
     """Whether this version cannot decode it."""
 
 
+UNKNOWN = Known(None)
+
+
 class Statuses(NamedTuple):
     hosts: tuple[HostStatus, ...]
     """Sorted by host name."""
@@ -46,8 +49,9 @@ class StatusReader:
         self._misplaced = misplaced
 
     def new(self, names: Iterable[str]) -> list[str]:
-        """Those of ``names`` that were not among the hosts of the latest reading."""
-        return [name for name in names if name not in self._known]
+        """Those of ``names`` of which the latest reading has no status."""
+        known = ((name, self._known.get(name, UNKNOWN)) for name in names)
+        return [name for name, one in known if one.status is None and not one.later]
 
     def read(
         self, values: Iterable[tuple[str, bytes | None]], others: Collection[str] = ()

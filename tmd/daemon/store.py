@@ -130,7 +130,6 @@ class RedisStore:
         return self._codec.forged_kinds
 
     async def clock(self) -> float:
-        """Wall-clock seconds of the server, for display."""
         seconds, microseconds = await self._ask(self._redis.time())
         return float(seconds) + float(microseconds) / 1e6
 
@@ -142,7 +141,7 @@ class RedisStore:
             first = f"({after}" if after else "-"
             entries = await self._run(lua.ALERTS, ["alerts"], first, limit)
             # The text has a field of its own, for subscribers that do not know the secret.
-            read = [(text(c), self._codec.opened(s + b" " + b, Alert)) for c, b, s in entries]
+            read = [(text(c), self._codec.readable(s + b" " + b, Alert)) for c, b, s in entries]
             found = [(cursor, alert) for cursor, alert in read if alert is not None]
             if found or len(entries) < limit:
                 return found

@@ -32,6 +32,8 @@ class MemoryStore:
         """Why no replica takes over what is written now; empty if one does."""
         self.clock_epoch = 1_000
         """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
+        self.server_time = 1.0
+        """Seconds of the server's wall clock."""
         self._listeners: set[tuple[str, asyncio.Queue[Wake | None]]] = set()
         self.stream: list[Alert] = []
         self.before = 0
@@ -119,6 +121,10 @@ class MemoryClient:
             paused=store.paused,
             breaker=store.breaker,
         )
+
+    async def clock(self) -> float:
+        await self._reach()
+        return self._store.server_time
 
     async def jobs(self) -> StoredJobs:
         await self._reach()

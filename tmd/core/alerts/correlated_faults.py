@@ -72,8 +72,8 @@ def _limited(host: HostStatus, shared: dict[str, str], rules: BreakerRules) -> H
         if alert.strategy is Strategy.OBSERVE:
             continue
         why = shared.get(alert.id, "")
-        # Both times are of the host's own clock, so that other clocks do not matter.
-        if not why and not alert.job and host.at - alert.at < rules.settle_s:
+        # Both times are of the host's own clock, which may have been set back in between.
+        if not why and not alert.job and 0 <= host.at - alert.at < rules.settle_s:
             why = f"raised less than {rules.settle_s:g} s ago"
         if why and _acts_on_host(alert):
             evidence = (*alert.evidence, f"advice only: {why}")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct, structs
+from msgspec import Struct, convert, structs, to_builtins
 
 from tmd.core.values.model import Severity, Signal
+from tmd.core.values.printable import valid_text
 
 MOST = 100
 """A finding is dropped if its detector has this many open ones that are at least as grave. After
@@ -27,7 +28,13 @@ PER_SECOND = 10.0
 
 
 def fitted(signal: Signal) -> Signal:
-    """``signal`` with its texts cut to the maximum lengths."""
+    """``signal`` with its texts as valid Unicode, cut to the maximum lengths.
+
+    Raises:
+        ValidationError: a value is not of the type that its field has. Stored, it would make the
+            status of the whole host unreadable.
+    """
+    signal = convert(to_builtins(signal), Signal)
     return structs.replace(
         signal,
         code=_short(signal.code),
@@ -71,4 +78,5 @@ class Allowance(Struct, frozen=True):
 
 
 def _short(text: str) -> str:
+    text = valid_text(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -142,6 +142,10 @@ class PlanFacts:
         exits = (self._exits.get(w) for w in workers)
         return next((e.worker for e in exits if e is not None and e.code is None), "")
 
+    def has_ended(self, worker: str) -> bool:
+        """Whether it has ended, or is about to."""
+        return worker in self._exits
+
     def failing(self, worker: str) -> bool:
         """Whether it has ended, or a detector that may act has found it unfit."""
         return worker in self._exits or worker in self._failed
@@ -266,7 +270,9 @@ def _trouble(
     plan: MigrationPlan, facts: PlanFacts, joiner: Member, age: float, limits: PlanLimits
 ) -> str:
     worker, status = joiner.worker, facts.status.get(joiner.worker)
-    if facts.failing(worker):
+    # A witness has the rank already. A finding about it is for policies, as with any other rank.
+    has_rank = joiner in plan.witnesses
+    if facts.has_ended(worker) if has_rank else facts.failing(worker):
         return f"joiner {worker} was lost"
     if status is None:
         patient = _may_come_back(plan, facts, joiner) and age <= limits.silent_s

@@ -182,12 +182,30 @@ def _abandoned(
 
     A silent host proves nothing: the job may still train.
     """
-    members = record.membership.members
-    known = any(m.worker in facts.status or facts.failing(m.worker) for m in members)
+    members, ends = list(record.membership.members), facts.failing
+    detail = "no worker of the job has been known to its host"
+    if record.state is JobState.FINISHING:
+        members = [m for m in members if facts.exited(m.worker) is None]
+        ends = facts.has_ended
+        names = ", ".join(m.worker for m in members)
+        detail = f"the exit status of {names} is unknown: no host has known it"
+    known = any(m.worker in facts.status or ends(m.worker) for m in members)
     if known or age < limits.abandon_s or not all(view.host(m.host) for m in members):
         return None
-    detail = f"no worker of the job has been known to its host for {limits.abandon_s:g} s"
-    return structs.replace(record, state=JobState.FAILED, detail=detail)
+    return structs.replace(
+        record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s"
+    )
+
+
+def given_up(record: JobRecord, by: str) -> JobRecord:
+    """The next revision of ``record`` after an operator has given the job up.
+
+    Its workers leave once their hosts have read it, and its name is free.
+    """
+    detail = f"given up by {by}"
+    return structs.replace(
+        record, state=JobState.FAILED, detail=detail, revision=record.revision + 1
+    )
 
 
 # --- losses ---------------------------------------------------------------------------------------

@@ -49,6 +49,11 @@ def escaped(character: str) -> str:
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
+def valid_text(text: str) -> str:
+    """``text`` as valid Unicode: the bytes of a file name that is no UTF-8 become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def ascii_json(text: str) -> str:
     """JSON with the value of the JSON ``text`` and without characters that control a terminal."""
     # Outside of strings JSON has no such character except line breaks.

@@ -151,17 +151,22 @@ class Agent:
         connection: socket.socket | None = self._first
         pause = RECONNECT_S[0]
         while not self._closed:
+            began = time.monotonic()
             try:
                 if connection is None:
                     connection, _ = self._connect()
-                pause = RECONNECT_S[0]
                 self._serve(connection)
             except (OSError, WireError, TmdError) as error:
                 log.warning("the daemon cannot be reached, training continues: %s", error)
+            except Exception:
+                # Without this thread no failover could halt the rank.
+                log.exception("the connection to the daemon failed, training continues")
             finally:
                 if connection is not None:
                     connection.close()
                     connection = None
+            if time.monotonic() - began > RECONNECT_S[1]:
+                pause = RECONNECT_S[0]
             if not self._closed:
                 time.sleep(pause)
                 pause = min(2 * pause, RECONNECT_S[1])
@@ -200,7 +205,7 @@ class Agent:
 
 
 def _receive(connection: socket.socket) -> wire.Message:
-    size = wire.body_size(_exactly(connection, wire.HEADER_SIZE))
+    size = wire.body_size(_exactly(connection, wire.HEADER_SIZE), wire.MAX_DIRECTIVE)
     return wire.decode(_exactly(connection, size))
 
 
