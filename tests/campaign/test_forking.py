@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tmd.campaign import faulty_detector
 from tmd.campaign.faults.process import state_of
 from tmd.campaign.forking import fork_server
 from tmd.demo.cluster import kill, pids
@@ -112,6 +113,18 @@ async def test_a_daemon_ends_with_the_status_of_its_fork(
 
         assert await client.wait() == 0
         assert pids(client) == []
+
+
+async def test_a_daemon_finds_the_plug_ins_of_its_own_path(
+    prefix: tuple[str, ...], config: Path
+) -> None:
+    """The fork server has another one."""
+    plugins = config.with_name("plugins")
+    faulty_detector.install(plugins)
+    with config.open("a") as file:
+        file.write(f'[detectors.{faulty_detector.NAME}]\norders = "{config.parent}/orders"\n')
+    async with daemon(prefix, config, PYTHONPATH=str(plugins)) as client:
+        assert client.returncode is None
 
 
 async def test_a_daemon_with_a_clock_of_its_own_is_executed(

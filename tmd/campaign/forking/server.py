@@ -139,6 +139,8 @@ def become(order: ForkOrder) -> None:
     os.chdir(order.cwd)
     os.environ.clear()
     os.environ.update(order.env)
+    added = [place for place in order.env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:0] = [place for place in added if place not in sys.path]
     random.seed()
     if order.command[1] != "-P":
         run_script(order.command)
