@@ -6,7 +6,6 @@ misses none. Serving a request twice has no further effect.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from tmd.core.values.decode_errors import UNREADABLE
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.reasons import in_words
 from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.state_file import StateFile
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 
@@ -38,8 +38,8 @@ class HostHealth:
         self._watcher = watcher
         self._store = store
         self._store_health = store_health
-        self._file = state_dir / "findings.json"
-        self._kept = _read(self._file)
+        self._file = StateFile(state_dir / "findings.json", "the memory of findings")
+        self._kept = _read(self._file.path)
         watcher.board = restored(self._kept, host)
 
     async def run(self) -> None:
@@ -66,7 +66,7 @@ class HostHealth:
         memory = self._watcher.board.memory
         if memory != self._kept:
             self._kept = memory
-            _write(self._file, memory)
+            self._file.write(msgspec.json.encode(memory))
 
 
 def _read(file: Path) -> FindingMemory:
@@ -77,13 +77,3 @@ def _read(file: Path) -> FindingMemory:
     except (OSError, *UNREADABLE) as error:
         log.warning("cannot read the memory of findings", file=str(file), error=in_words(error))
         return FindingMemory()
-
-
-def _write(file: Path, memory: FindingMemory) -> None:
-    """Replace ``file`` atomically. An error, such as a full disk, is only logged."""
-    fresh = file.with_suffix(".new")
-    try:
-        fresh.write_bytes(msgspec.json.encode(memory))
-        os.replace(fresh, file)
-    except OSError as error:
-        log.warning("cannot save the memory of findings", file=str(file), error=in_words(error))

@@ -6,7 +6,6 @@ The directives for this host's trainers and the workers to kill follow from them
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import structlog
@@ -16,6 +15,7 @@ from tmd.core.planning.election import Receipt, received
 from tmd.core.values.model import JobRecord, PlanKind
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import ENDED
+from tmd.daemon.state_file import StateFile
 from tmd.wire import DirectiveOrder
 
 log = structlog.get_logger("tmd.executor")
@@ -25,8 +25,8 @@ class Records:
     """Newest record per job. The highest lease epoch obeyed per job is kept across restarts."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._file = state_dir / "obeyed.json"
-        self._obeyed = _read(self._file)
+        self._file = StateFile(state_dir / "obeyed.json", "the lease epochs")
+        self._obeyed = _read(self._file.path)
         self.jobs: dict[str, JobRecord] = {}
 
     @property
@@ -51,7 +51,7 @@ class Records:
     def _obey(self, record: JobRecord) -> None:
         if record.lease_epoch > self._obeyed.get(record.job, 0):
             self._obeyed[record.job] = record.lease_epoch
-            _write(self._file, self._obeyed)
+            self._file.write(json.dumps(self._obeyed).encode())
 
     def order(self, job: str, worker: str) -> DirectiveOrder | None:
         """The order for ``worker``; ``None`` while its job is unknown."""
@@ -87,13 +87,3 @@ def _read(file: Path) -> dict[str, int]:
     except (OSError, ValueError, AttributeError) as error:
         log.warning("cannot read the saved lease epochs", file=str(file), error=in_words(error))
         return {}
-
-
-def _write(file: Path, obeyed: dict[str, int]) -> None:
-    """Replace ``file`` atomically. An error, such as a full disk, is only logged."""
-    fresh = file.with_suffix(".new")
-    try:
-        fresh.write_text(json.dumps(obeyed))
-        os.replace(fresh, file)
-    except OSError as error:
-        log.warning("cannot save the lease epochs", file=str(file), error=in_words(error))

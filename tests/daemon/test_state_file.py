@@ -1,0 +1,44 @@
+"""Small files in the state folder, on disks that work, fail and hang."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tmd.daemon.state_file import StateFile
+from tmd.testing.clients import until
+
+
+def test_the_latest_data_replace_the_file(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "kept.json", "a test")
+    file.write(b"1")
+    file.write(b"2")
+
+    assert file.path.read_bytes() == b"2"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["kept.json"]
+
+
+def test_an_error_of_the_disk_is_contained(tmp_path: Path) -> None:
+    """The next data are written again."""
+    file = StateFile(tmp_path / "gone" / "kept.json", "a test")
+    file.write(b"1")
+    file.path.parent.mkdir()
+    file.write(b"2")
+
+    assert file.path.read_bytes() == b"2"
+
+
+async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    """What was newest when it answers again is written. A pipe that nobody reads hangs as well."""
+    file = StateFile(tmp_path / "kept.json", "a test")
+    pipe = tmp_path / "kept.new"
+    os.mkfifo(pipe)
+    for data in (b"1", b"2", b"3"):
+        file.write(data)
+    before = file.path.exists()
+    with pipe.open("rb") as reader:
+        first = reader.read()
+    await until(lambda: file.path.is_file() and file.path.read_bytes() == b"3", within_s=30)
+
+    assert not before
+    assert first == b"1"

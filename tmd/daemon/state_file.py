@@ -1,0 +1,69 @@
+"""A small file in the state folder that is replaced as a whole.
+
+A thread writes it, so that a disk that hangs does not keep the daemon from sending heartbeats.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import structlog
+
+from tmd.core.values.reasons import in_words
+
+PATIENCE_S = 1.0
+"""Longest wait for the disk. After that the daemon goes on without it."""
+
+log = structlog.get_logger("tmd.state")
+
+
+class StateFile:
+    """``what`` it holds is named in the log."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self._what = what
+        self._changing = threading.Lock()
+        self._next: bytes | None = None
+        self._thread: threading.Thread | None = None
+
+    def write(self, data: bytes) -> None:
+        """Replace the file atomically. An error, such as of a full disk, is only logged.
+
+        If the disk hangs, ``data`` are written once it answers, unless there are newer ones then.
+        """
+        with self._changing:
+            self._next = data
+            if self._thread is not None:
+                return
+            writing = threading.Thread(target=self._work, daemon=True)
+            try:
+                writing.start()
+            except RuntimeError as error:  # no thread can be had
+                return self._log(str(error))
+            self._thread = writing
+        writing.join(PATIENCE_S)
+        if writing.is_alive():
+            self._log("the disk does not answer")
+
+    def _work(self) -> None:
+        while True:
+            with self._changing:
+                data, self._next = self._next, None
+                if data is None:
+                    self._thread = None
+                    return
+            self._replace(data)
+
+    def _replace(self, data: bytes) -> None:
+        fresh = self.path.with_suffix(".new")
+        try:
+            fresh.write_bytes(data)
+            os.replace(fresh, self.path)
+        except OSError as error:
+            self._log(in_words(error))
+
+    def _log(self, error: str) -> None:
+        log.warning(f"cannot save {self._what}", file=str(self.path), error=error)
