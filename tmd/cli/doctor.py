@@ -20,6 +20,7 @@ from tmd.core.values.reasons import in_words
 
 if TYPE_CHECKING:
     from tmd.config import Settings
+    from tmd.core.worker.carrier import CudaFacts
 
 CLOCK_S = 1.0
 """A larger difference to the clock of Redis makes displayed times misleading, nothing else."""
@@ -178,14 +179,34 @@ def _collectives() -> Point:
     if find_spec("torch") is None:
         remedy = "run 'tmd doctor' where the training scripts run"
         return Point(name, True, False, f"torch is not installed in this environment: {remedy}")
-    from tmd.fabric.generations.carriers import cuda_facts
-    from tmd.fabric.generations.choice import choose
+    from tmd.core.worker.carrier import choose
 
     try:
-        choice = choose(os.environ, cuda_facts())
+        choice = choose(os.environ, _cuda_facts())
     except ConfigError as error:
         return Point(name, False, False, str(error))
     return Point(name, True, False, f"{choice.carrier}: {choice.reason}")
+
+
+def _cuda_facts() -> CudaFacts:
+    """What torch finds here. It takes seconds to import, and finds nothing without a driver."""
+    from tmd.core.worker.carrier import CudaFacts
+
+    if not (_can_load("libcuda.so.1") or os.path.exists("/dev/kfd")):
+        return CudaFacts(devices=0, nccl=None)
+    from tmd.fabric.generations.carriers import cuda_facts
+
+    return cuda_facts()
+
+
+def _can_load(library: str) -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _detectors(settings: Settings) -> Iterator[Point]:

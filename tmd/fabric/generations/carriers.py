@@ -1,4 +1,4 @@
-"""Makes what :mod:`tmd.fabric.generations.choice` has chosen."""
+"""Makes what :mod:`tmd.core.worker.carrier` has chosen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
+from tmd.core.worker.carrier import Carrier, Choice, CudaFacts, choose, name_of
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.choice import Carrier, Choice, CudaFacts, choose
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import InnerKind
@@ -47,14 +47,6 @@ def carry(fabric: Fabric, environment: Mapping[str, str] = os.environ) -> Choice
         fabric.pass_to(Generations(kind, carrier=name_of(choice, facts), on_hung=_end_process))
         log.info("collectives are carried by %s: %s", choice.carrier, choice.reason)
     return choice
-
-
-def name_of(choice: Choice, facts: CudaFacts) -> str:
-    """What a worker reports: equal for workers whose collectives fit together. The members of a
-    group of NCCL need one version."""
-    if choice.carrier is Carrier.NCCL and facts.nccl is not None:
-        return f"{choice.carrier} {'.'.join(map(str, facts.nccl))}"
-    return str(choice.carrier)
 
 
 def _kind(carrier: Carrier, fabric: Fabric) -> InnerKind | None:

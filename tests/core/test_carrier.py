@@ -3,8 +3,7 @@
 import pytest
 
 from tmd.core.values.errors import ConfigError
-from tmd.fabric.generations.carriers import name_of
-from tmd.fabric.generations.choice import Carrier, CudaFacts, choose
+from tmd.core.worker.carrier import Carrier, CudaFacts, choose, name_of
 
 GPUS = CudaFacts(devices=8, nccl=(2, 29, 7))
 NO_GPU = CudaFacts(devices=0, nccl=None)

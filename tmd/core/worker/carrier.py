@@ -59,6 +59,14 @@ def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
     return Choice(Carrier.NCCL, f"{facts.devices} GPUs and NCCL {_shown(facts.nccl or ())}")
 
 
+def name_of(choice: Choice, facts: CudaFacts) -> str:
+    """What a worker reports: equal for workers whose collectives fit together. The members of a
+    group of NCCL need one version."""
+    if choice.carrier is Carrier.NCCL and facts.nccl is not None:
+        return f"{choice.carrier} {_shown(facts.nccl)}"
+    return str(choice.carrier)
+
+
 def _refusal(facts: CudaFacts) -> str:
     """Why NCCL cannot be used; empty if it can."""
     if facts.devices == 0:
