@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -17,7 +17,6 @@ from tmd.core.values.errors import ConfigError
 POOL = draw.pool(reading.stories((), KINDS))
 
 
-@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), rounds=st.integers(1, 60))
 def test_the_same_seed_gives_the_same_faults(seed: int, rounds: int) -> None:
     """And the first rounds of a longer campaign are those of a shorter one: so it can be cut."""
