@@ -45,7 +45,8 @@ class Script:
         self.session = Session(self.hooks)
         self.model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.model.weight)
-        self.optimizers = [SGD(self.model.parameters(), lr=1.0) for _ in range(optimizers)]
+        others = [[nn.Parameter(torch.zeros(1))] for _ in range(optimizers - 1)]
+        self.optimizers = [SGD(p, lr=1.0) for p in ([*self.model.parameters()], *others)]
         self.session.register(model=self.model, optimizer=self.optimizers, **self.others())
 
     def others(self) -> dict[str, Any]:

@@ -402,3 +402,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (place / archive.SEAL).write_bytes(json.encode(seal))
 
     assert archive.flaw(tmp_path, STEP).startswith("part-0 cannot be read: ")
+
+
+def test_a_parameter_without_a_gradient_has_none_after_resuming(tmp_path: Path) -> None:
+    """With zeros in its place the optimizer would apply momentum and weight decay."""
+    before, after = Two(1), Two(2)
+    before.models[0].bias.grad = None
+    after.models[1].bias.grad = None
+    reading = written(tmp_path, before.only("model", "ema", "optimizer"))
+
+    read(reading, after.only("model", "ema", "optimizer"))
+
+    params = [p for model in after.models for p in model.parameters()]
+    assert [p.grad is not None for p in params] == [True, False, True, True]
+    assert not any(bool(p.grad.any()) for p in params if p.grad is not None)

@@ -206,16 +206,32 @@ def test_a_loader_that_begins_elsewhere_only_once_is_refused() -> None:
 
 
 def test_a_repeated_step_gets_its_batches_again() -> None:
-    """After a rewind the same batch objects since the last commit come again."""
+    """After a rewind the same tensors since the last commit come again."""
     feed = feed_of(shuffled())
     feed.next(0)
     feed.commit()
     first = [feed.next(1), feed.next(1)]
     feed.rewind()
 
-    assert feed.next(1) is first[0]
-    assert feed.next(1) is first[1]
+    assert feed.next(1)[0] is first[0][0]
+    assert feed.next(1)[0] is first[1][0]
     assert feed.position == Position(0, 1)
+
+
+def test_batches_that_were_too_few_for_a_step_are_gone_with_their_call() -> None:
+    """Ten batches in fours: two are left over, and belong to no step."""
+    feed = feed_of(list(range(10)))
+    for step in range(2):
+        feed.several(step, 4, partial=False)
+        feed.commit()
+    with pytest.raises(StopIteration):
+        feed.several(2, 4, partial=False)
+    before = feed.drawn
+    feed.close()
+
+    assert before
+    assert not feed.drawn
+    assert feed.position == Position(1)
 
 
 def test_loader_processes_draw_different_numbers_for_each_batch_and_rank() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,8 @@ from tmd.core.planning.failover import HOLDER_OFFSETS, _source
 from tmd.core.planning.migration import PlanFacts
 from tmd.core.values.model import Activity, ClusterView, HostStatus, Member, Membership
 from tmd.testing.clients import worker_status
+from tmd.trainer.state.layout import Layout
 from tmd.trainer.state.replicas import Partition, all_alike, group_of
-from tmd.trainer.state.state import Layout
 from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.early_digest import EarlyDigest
@@ -30,6 +31,16 @@ from tmd.trainer.worker.shadow_driver import ShadowDriver
 pytestmark = pytest.mark.timeout(60)
 
 STEP = 3
+
+
+class Odd:
+    """A registered object whose state cannot move."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": {1, 2}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("it cannot arrive")
 
 
 class Watched(Units):
@@ -112,6 +123,19 @@ def test_buffers_are_those_of_the_end() -> None:
         script.loss(9)
 
     assert early.of(STEP)() == whole_digest(units, STEP)
+
+
+def test_a_state_that_cannot_be_compared_ends_no_healthy_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has come after the registration: a set in a registered object."""
+    script = Script(1)
+    script.others["odd"] = Odd()
+    early = EarlyDigest(Units(script.registry()))
+    early.stand(STEP)
+    early.keep_rest()
+
+    assert "cannot be compared" in caplog.text
 
 
 def test_no_digest_begins_between_two_steps(units: Watched) -> None:

@@ -40,7 +40,7 @@ from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.outbox import Outbox
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.digests import raw
-from tmd.trainer.state.state import TensorSpec, flatten
+from tmd.trainer.state.layout import TensorSpec, flatten
 
 pytestmark = pytest.mark.timeout(60)
 

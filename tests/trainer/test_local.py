@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,19 @@ def local_of(model: nn.Module, **others: object) -> LocalState:
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+
+class Values:
+    """A registered object with plain values and tensors."""
+
+    def __init__(self, **held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.held)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = dict(state)
 
 
 def test_undo_puts_buffers_back_and_clears_gradients() -> None:
@@ -158,6 +172,18 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
     local.undo()
 
     assert torch.equal(model.get_buffer("mean"), torch.zeros(3))
+
+
+def test_nan_is_no_change() -> None:
+    """A metric that is not a number is still the same one afterwards."""
+    values = Values(best=float("nan"), tensor=torch.tensor([1.0, float("nan")]))
+    local = local_of(normed(), values=values)
+    local.begin()
+    unchanged = local.changed()
+    values.held["best"] = 1.0
+
+    assert not unchanged
+    assert local.changed()
 
 
 def test_undo_takes_back_a_scheduler_step_after_the_block() -> None:

@@ -9,7 +9,7 @@ from tests.trainer.tailing import pair
 from tmd.core.planning.directives import HoldState, Wait
 from tmd.core.values.errors import LinkError
 from tmd.trainer.protocol.frames import Settled, Tail
-from tmd.trainer.state.state import flatten
+from tmd.trainer.state.layout import flatten
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -24,7 +24,7 @@ from tmd.trainer.protocol.frames import (
     Unit,
 )
 from tmd.trainer.state.data import Position
-from tmd.trainer.state.state import Leaf
+from tmd.trainer.state.layout import Leaf
 
 pytestmark = pytest.mark.timeout(60)
 

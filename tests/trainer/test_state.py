@@ -1,15 +1,20 @@
 """The content of a state, whether it fits, and that replacing it changes nothing else."""
 
 import copy
+import signal
+from collections import Counter
+from enum import StrEnum
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec import msgpack
 from torch import nn
 
 from tmd.core.values.errors import StateMismatch
-from tmd.trainer.state.state import Layouts, Registry, flatten, mismatch, unflatten
+from tmd.trainer.state.layout import Layout, Layouts, flatten, unflatten
+from tmd.trainer.state.state import LOOSE, Registry, mismatch
 
 
 def build(width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -154,6 +159,75 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     assert again["a"][1:] == [None, (1.5, "x")]
     assert torch.equal(again[7]["b"], value[7]["b"])
     assert again[7]["c"] == b"z"
+
+
+class Mode(StrEnum):
+    FAST = "fast"
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.float64(0.1), 0.1),
+        (np.str_("x"), "x"),
+        (Mode.FAST, "fast"),
+        (signal.SIGTERM, 15),
+        (True, True),
+        (1 << 127, 1 << 127),
+        (-(1 << 80), -(1 << 80)),
+        (Counter({8: 1, 12: 2}), Counter({8: 1, 12: 2})),
+    ],
+)
+def test_a_value_of_a_subclass_moves_as_the_plain_value(value: object, plain: object) -> None:
+    """A schedule may compute with numpy, and a generator of numpy has integers of 128 bits."""
+    layout, tensors = flatten({"v": value})
+    sent = msgpack.decode(msgpack.encode(layout), type=Layout)
+    found = unflatten(sent, iter(tensors))["v"]
+
+    assert found == plain
+    assert type(found) is type(plain)
+
+
+def test_two_optimizers_of_one_parameter_are_refused() -> None:
+    """The state of one of them would be lost when a rank moves, without a word."""
+    shared, own = nn.Linear(2, 2), nn.Linear(2, 1)
+    first = torch.optim.Adam(shared.parameters())
+    second = torch.optim.Adam([*own.parameters(), *shared.parameters()])
+
+    with pytest.raises(TypeError, match=r"shape \[2, 2\] belongs to two optimizers"):
+        Registry({"model": nn.ModuleList([shared, own]), "optimizer": [first, second]})
+    Registry({"model": shared, "optimizer": first, "again": first})
+
+
+def test_an_optimizer_with_other_parameter_groups_does_not_fit() -> None:
+    """The source has added one while it trained: the joiner says so before anything is copied."""
+    model, optimizer = build()
+    theirs = Registry({"model": model, "optimizer": optimizer}).collect()[0]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    ours = Registry({"model": model, "optimizer": optimizer}).collect()[0]
+    ours.pop(LOOSE)
+
+    assert "was a group added while training?" in mismatch(ours, theirs)
+    assert mismatch(theirs, theirs) == ""
+
+
+def test_a_joiner_without_optimizer_state_gets_it_on_the_device_of_its_parameters() -> None:
+    """Step counters stay on the CPU, where the optimizer keeps them."""
+    source = build()
+    train(*source, 2)
+    model, _ = build()
+    model.to("meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    registry = Registry({"model": model, "optimizer": optimizer})
+    layouts = Registry({"model": source[0], "optimizer": source[1]}).collect()[0]
+    _, pending = registry.place({"optimizer": layouts["optimizer"]})
+    for late in pending:
+        late.apply()
+
+    states = [optimizer.state[p] for p in model.parameters() if optimizer.state[p]]
+    assert states
+    assert {s["exp_avg"].device.type for s in states} == {"meta"}
+    assert {s["step"].device.type for s in states} == {"cpu"}
 
 
 def test_the_order_in_which_an_optimizer_met_its_parameters_is_no_part_of_the_state() -> None:

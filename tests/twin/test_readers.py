@@ -93,7 +93,7 @@ def test_a_step_may_run_in_a_stream_of_its_own(reader: Reader, ordered: bool) ->
         hooks = OptimizerHooks(
             vote=lambda: None, applying=lambda _: None, calls=lambda: 0, in_step=lambda: True
         )
-        hooks.attach([script.optimizer], [script.optimizer])
+        hooks.attach([script.optimizer], [script.optimizer], [])
         with twin.stream("training"):
             script.train()
         if ordered:

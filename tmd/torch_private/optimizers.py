@@ -31,6 +31,18 @@ def call_first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[[], N
     hooks.move_to_end(handle.id, last=False)
 
 
+def call_after_scaled_step(scaler: torch.amp.GradScaler, hook: Callable[[], None]) -> None:
+    """Call ``hook`` after each ``scaler.step()``, also after one that skips its optimizer."""
+    step = scaler.step
+
+    def stepped(*args: Any, **named: Any) -> Any:
+        result = step(*args, **named)
+        hook()
+        return result
+
+    scaler.step = stepped  # type: ignore[method-assign]
+
+
 def forget_unscaled(scaler: torch.amp.GradScaler) -> None:
     """Let a repeated step unscale its gradients again, which the scaler would refuse."""
     # A disabled scaler keeps nothing, not even the attribute.

@@ -22,7 +22,7 @@ from tmd.trainer.checkpoints.naming import PRIVATE, Names, Placing, bare, dotted
 from tmd.trainer.checkpoints.naming import Path as Name
 from tmd.trainer.checkpoints.placing import Claims, unclaimed
 from tmd.trainer.checkpoints.staging import layout_of, private_path
-from tmd.trainer.state.state import Layout, dtype_of, specs, unflatten
+from tmd.trainer.state.layout import Layout, dtype_of, specs, unflatten
 
 UNUSABLE = "!"
 """Prefix of a rank's answer if it cannot use the folder."""
@@ -176,6 +176,8 @@ def restore(
         raise StateMismatch(
             f"{reading.path} was written by a job with a different model"
         ) from error
+    if same and "graded" in own:  # not in those of 0.1.0
+        names.units.grade(own["graded"])
     if same and own["seed"] != seed:
         log.warning(
             "random numbers differ from those of the previous run, which had seed %d, not %d: call "

@@ -19,7 +19,7 @@ from tmd.fabric import device
 from tmd.trainer.checkpoints.naming import OWN, Names, Path
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.state import Layout, flatten
+from tmd.trainer.state.layout import Layout, flatten
 
 
 class StagedState:
@@ -80,7 +80,9 @@ def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
         for number in range(len(names.units))
         for name in names.names(number)
     }
+    graded = list(names.units.graded)
     others = {"kept": kept, "modules": [*names.modules], "seed": seed, "names": names.digest}
+    others["graded"] = graded
     more = flatten(others)
     found: dict[Path, Tensor] = {}
     for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):

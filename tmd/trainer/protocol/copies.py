@@ -12,7 +12,7 @@ from tmd.core.values.errors import StateMismatch
 from tmd.trainer.protocol.frames import Boundary, Unit, taken_apart
 from tmd.trainer.protocol.outbox import Entry
 from tmd.trainer.state.data import Position
-from tmd.trainer.state.state import Layouts
+from tmd.trainer.state.layout import Layouts
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from tmd.fabric import Link
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.digests import Digest
-from tmd.trainer.state.state import Layout, Layouts, TensorSpec, dtype_of
+from tmd.trainer.state.layout import Layout, Layouts, TensorSpec, dtype_of
 from tmd.trainer.state.units import Units
 
 PURPOSE = "mirror"

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from tmd.fabric import GroupTable
 from tmd.trainer.state.data import Position
+from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.roles import Role
-from tmd.trainer.state.state import Layouts
 
 
 class Offer(Struct, frozen=True):
@@ -30,3 +30,5 @@ class StateHeader(Struct, frozen=True):
     offer: Offer
     local: bytes = b""
     """Rank-local state of the rank that moves (failover); empty if the source's own serves."""
+    graded: tuple[int, ...] | None = None
+    """Units that have a gradient; ``None`` if unknown."""

@@ -10,6 +10,7 @@ import torch
 
 from tmd.fabric import device
 from tmd.fabric.device import Queued
+from tmd.torch_private.optimizers import call_after_scaled_step
 
 log = logging.getLogger("tmd.trainer")
 
@@ -40,14 +41,23 @@ class OptimizerHooks:
         """Optimizers that have run in a step, by identity."""
 
     def attach(
-        self, optimizers: Iterable[torch.optim.Optimizer], faces: Iterable[torch.optim.Optimizer]
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        faces: Iterable[torch.optim.Optimizer],
+        scalers: Iterable[torch.amp.GradScaler],
     ) -> None:
-        """Watch ``optimizers``. The script calls ``faces``, which may stand for several of them."""
+        """Watch ``optimizers``. The script calls ``faces``, which may stand for several of them.
+
+        A scaler that has found an overflow skips its optimizer. The vote then comes before what the
+        script does after that, such as an update of averaged weights, which cannot be undone.
+        """
         self._seen.clear()
         for each in optimizers:
             each.register_step_pre_hook(self._before)
         for each in faces:
             each.register_step_post_hook(self._after)
+        for scaler in scalers:
+            call_after_scaled_step(scaler, self._vote)
 
     def begin(self) -> None:
         """A step begins."""

@@ -68,8 +68,9 @@ class StepCycle:
         """Vote before the optimizers of ``registry``."""
         self._local, self._registry = local, registry
         self._unregistered = UnregisteredState(registry)
-        self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
-        self._optimizers.attach(registry.optimizers, registry.faces)
+        scalers = [o for o in registry.others if isinstance(o, GradScaler) and o.is_enabled()]
+        self._scaled = bool(scalers)
+        self._optimizers.attach(registry.optimizers, registry.faces, scalers)
 
     def begin(self, *, trains: bool = True) -> None:
         """The script begins to compute a step, in which an optimizer runs if it ``trains``."""

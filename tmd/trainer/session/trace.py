@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TextIO
 
 from tmd.core.values.model import WorkerStatus
+from tmd.core.values.reasons import os_reason
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Trace:
@@ -31,7 +37,8 @@ class Trace:
 
 
 class FileTrace(Trace):
-    """Appends JSON lines to ``<folder>/<worker>.jsonl``, flushed at every step.
+    """Appends JSON lines to ``<folder>/<worker>.jsonl``, flushed at every step. If the file cannot
+    be written, as on a full disk, the trace ends with a warning.
 
     Raises:
         OSError: the folder or the file cannot be created.
@@ -40,7 +47,7 @@ class FileTrace(Trace):
     def __init__(self, folder: Path, worker: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         name = worker.replace("/", "_")
-        self._file = (folder / f"{name}.jsonl").open("a", buffering=1)
+        self._file: TextIO | None = (folder / f"{name}.jsonl").open("a", buffering=1)
         self._began = self._computed = 0.0
 
     def begun(self) -> None:
@@ -69,7 +76,7 @@ class FileTrace(Trace):
             "links_opened": status.links_opened,
             "rss_peak": status.rss_bytes,
         }
-        self._file.write(json.dumps(line) + "\n")
+        self._append(line)
 
     def undone(self, status: WorkerStatus) -> None:
         line = {
@@ -80,7 +87,19 @@ class FileTrace(Trace):
             # A rank that had reached its vote has waited there.
             "computed": self._computed or time.time(),
         }
-        self._file.write(json.dumps(line) + "\n")
+        self._append(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            log.warning("the trace %s ends here: %s", self._file.name, os_reason(error))
+            # What the file still buffers would fail again.
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
 
 
 def peak_rss() -> int:

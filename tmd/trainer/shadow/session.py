@@ -36,7 +36,7 @@ from tmd.trainer.shadow.comparison import DigestComparison
 from tmd.trainer.shadow.lag import Lag
 from tmd.trainer.shadow.receiver import Arrival, Differs, Overdue, ShadowReceiver
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.state import unflatten
+from tmd.trainer.state.layout import unflatten
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
 from tmd.trainer.state_transfer.obstacle import NextLoop
 

@@ -36,7 +36,7 @@ from tmd.trainer.protocol.outbox import Outbox
 from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.state import flatten
+from tmd.trainer.state.layout import flatten
 from tmd.trainer.state.units import UnitDigest, Units, whole_digest
 from tmd.trainer.state.window import Window
 

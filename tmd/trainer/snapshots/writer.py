@@ -19,7 +19,7 @@ from tmd.trainer.protocol.copies import StateCopy, digest_of_bodies
 from tmd.trainer.protocol.frames import Boundary, Bring, Envelope, Stored, Unit
 from tmd.trainer.protocol.outbox import Entry, Outbox
 from tmd.trainer.state.data import Position
-from tmd.trainer.state.state import Layouts
+from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.units import Units
 from tmd.trainer.state.window import Window
 from tmd.trainer.state_transfer.verification import Verdict

@@ -13,11 +13,12 @@ from tmd.trainer.state.digests import raws
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[str]:
-    """Names of tensors in ``before`` that are not equal to those in ``now``. NaN equals nothing."""
+    """Names of tensors in ``before`` that are not equal to those in ``now``, or not there any more.
+    NaN equals nothing."""
     found, comparable = set(), []
     for name, old in before.items():
-        new = now[name]
-        if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+        new = now.get(name)
+        if new is None or (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
             found.add(name)
         elif device.current().holds(new):
             comparable.append(name)

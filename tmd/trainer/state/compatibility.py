@@ -8,7 +8,8 @@ from torch import nn
 
 from tmd.fabric import GroupTable, GroupView
 from tmd.torch_private.ddp import rebuilt_buckets
-from tmd.trainer.state.state import Layouts, owned
+from tmd.trainer.state.layout import Layouts
+from tmd.trainer.state.state import owned
 
 
 def bucket_layout(wrapped: Sequence[nn.Module]) -> str:

@@ -16,6 +16,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import Sampler
 
+from tmd.trainer.state.batches import DrawnBatch
 from tmd.trainer.state.loading import (
     SeededIndex,
     loads_in_turn,
@@ -121,7 +122,7 @@ class Feed:
     ) -> None:
         self._loader, self.call, self._base, self._place = loader, call, base, place
         self._epoch = _epoch_of(loader)
-        self._kept: list[Any] = []
+        self._kept: list[DrawnBatch] = []
         self._replay = 0
         self._committed = 0
         self._source: Iterator[Any] | None = None
@@ -162,6 +163,9 @@ class Feed:
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
         self._closed = True
+        # Batches may be left over that were too few for a step.
+        self._kept.clear()
+        self._replay = 0
         self._count_iteration()
 
     def leave(self) -> None:
@@ -179,13 +183,19 @@ class Feed:
         Raises:
             StopIteration: the loader is exhausted.
         """
-        if self._replay < len(self._kept):
-            batch = self._kept[self._replay]
-        else:
-            batch = self._draw(step)
-            self._kept.append(batch)
+        if self._replay < len(self._kept) and not self._kept[self._replay].is_intact:
+            self._draw_again(step)
+        if self._replay == len(self._kept):
+            self._kept.append(DrawnBatch(self._draw(step)))
         self._replay += 1
-        return batch
+        return self._kept[self._replay - 1].given()
+
+    def _draw_again(self, step: int) -> None:
+        """The script has changed a batch that belongs to no committed step: draw all of these."""
+        given = self._replay
+        self.seek(self.position)
+        self._kept = [DrawnBatch(self._draw(step)) for _ in range(given)]
+        self._replay = given
 
     def several(self, step: int, count: int, *, partial: bool) -> list[Any]:
         """The next ``count`` batches for ``step``; fewer at the end, if ``partial``.

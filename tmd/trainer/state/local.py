@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import msgpack
@@ -21,6 +21,7 @@ from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import bytes_of, differing
 from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
@@ -51,7 +52,9 @@ class LocalState:
         self._seen: set[str] = set()
         """Buffers that have changed."""
         self._steps = 0
-        self._saved: dict[str, Tensor] = {}
+        self._saved: dict[str, SavedBuffer] = {}
+        self._graded: list[bool] = []
+        """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
@@ -67,10 +70,11 @@ class LocalState:
     def keep(self) -> None:
         """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
         self._saved = {
-            name: buffer.clone()
-            for name, buffer in self._buffers().items()
-            if self._is_watched(name, buffer)
+            name: SavedBuffer(found, part(found.buffer).clone())
+            for name, found in self._found().items()
+            if self._is_watched(name, part(found.buffer))
         }
+        self._graded = [param.grad is not None for param in self._params]
         self._values = [
             (group, {k: _copied(v) for k, v in group.items() if k != "params"})
             for optimizer in (*self._registry.optimizers, *self._registry.divided)
@@ -98,11 +102,9 @@ class LocalState:
         """
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
-        buffers = self._buffers()
-        for name, saved in self._saved.items():
-            buffers[name].data.copy_(saved)
-        for param in self._params:
-            param.grad = None
+        for saved in self._saved.values():
+            saved.put_back()
+        set_graded(zip(self._params, self._graded, strict=True))
         for state, before in self._states:
             state.load_state_dict(before)
         for group, values in self._values:
@@ -172,11 +174,17 @@ class LocalState:
 
     def _buffers(self) -> dict[str, Tensor]:
         """Looked up each time: a script may replace the tensor of a buffer."""
+        return {name: part(found.buffer) for name, found in self._found().items()}
+
+    def _found(self) -> dict[str, FoundBuffer]:
         return {
-            f"{number}.{name}": own
+            f"{number}.{path}.{name}" if path else f"{number}.{name}": FoundBuffer(
+                owner, name, held
+            )
             for number, module in enumerate(self._registry.modules)
-            for name, buffer in module.named_buffers()
-            if (own := part(buffer)).numel()
+            for path, owner in module.named_modules()
+            for name, held in owner.named_buffers(recurse=False)
+            if part(held).numel()
         }
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
@@ -189,9 +197,32 @@ class LocalState:
 
     def _live(self, buffers: dict[str, Tensor]) -> list[str]:
         """Buffers that forwards write to."""
-        unseen = {name: saved for name, saved in self._saved.items() if name not in self._seen}
+        unseen = {name: saved.copy for name, saved in self._saved.items() if name not in self._seen}
         self._seen |= differing(unseen, buffers)
-        return sorted(self._seen | self._statistics)
+        return sorted((self._seen | self._statistics) & buffers.keys())
+
+
+class FoundBuffer(NamedTuple):
+    """A buffer and the module that has it."""
+
+    owner: nn.Module
+    name: str
+    buffer: Tensor
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer as it was at the start of a step, and a copy of its values."""
+
+    found: FoundBuffer
+    copy: Tensor
+
+    def put_back(self) -> None:
+        """Also if the step has removed the buffer, or put another tensor in its place."""
+        owner, name, buffer = self.found
+        owner._buffers[name] = buffer
+        own = part(buffer)
+        if not torch.equal(own, self.copy):  # an expanded one, for instance, cannot be written
+            own.data.copy_(self.copy)
 
 
 def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -204,12 +235,20 @@ def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
+        return one.dtype == other.dtype and _equal_tensors(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
+    return bool(one == other) or bool(one != one and other != other)  # NaN is no change
+
+
+def _equal_tensors(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(
+        ((one == other) | ((one != one) & (other != other))).all()
+    )
 
 
 def _copied(value: Any) -> Any:

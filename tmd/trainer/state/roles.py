@@ -13,7 +13,8 @@ import xxhash
 from msgspec import Struct, msgpack
 
 from tmd.fabric import GroupView
-from tmd.trainer.state.state import Layouts, owned, shapes
+from tmd.trainer.state.layout import Layouts
+from tmd.trainer.state.state import owned, shapes
 
 
 class Role(Struct, frozen=True):

@@ -1,28 +1,35 @@
-"""The state that moves with a rank: its layout, whether it fits, and its replacement.
+"""The state that moves with a rank: whether it fits another worker, and its replacement.
 
-A state is a *layout* (a tree of names, shapes, dtypes and plain values, msgpack-able) and the
-tensors it names, in order. Module tensors and optimizer tensors are written in place, so a joiner
-that already ran an iteration takes over without allocation. There is no pickle: a value that is
-neither a tensor nor plain cannot move, and :func:`flatten` reports its path.
+Module tensors and optimizer tensors are written in place, so a joiner that already ran an iteration
+takes over without allocation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from msgspec import Struct
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tmd.core.values.errors import StateMismatch
 from tmd.torch_private.optimizers import forget_unscaled
 from tmd.trainer.state.divided import is_divided, local, set_values
-from tmd.trainer.state.dtensors import like, part
+from tmd.trainer.state.dtensors import like
+from tmd.trainer.state.layout import (
+    Layout,
+    Layouts,
+    Leaf,
+    Node,
+    TensorSpec,
+    dtype_of,
+    flatten,
+    specs,
+    unflatten,
+)
+from tmd.trainer.state.optimizer_state import all_beside
 from tmd.trainer.state.unwrapping import expanded, refuse_hidden, unwrapped
 
-PLAIN = (type(None), bool, int, float, str, bytes)
 LOOSE = "loose parameters"
 """Name for parameters of no registered object; no keyword can equal it."""
 OPTIMIZER, OWNED = ("state", "param_groups"), "owned"
@@ -36,86 +43,6 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
-
-
-class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
-    """Represents a tensor in a layout."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class Node(Struct, frozen=True, tag="node", array_like=True):
-    """A container in a layout; ``keys`` are ``None`` for a list or tuple."""
-
-    kind: str
-    keys: tuple[str | int, ...] | None
-    items: tuple[TensorSpec | Node | Leaf, ...]
-
-
-class Leaf(Struct, frozen=True, tag="leaf", array_like=True):
-    """A plain value in a layout."""
-
-    value: Any
-
-
-Layout = TensorSpec | Node | Leaf
-Layouts = dict[str, Layout]
-
-
-def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
-    """Layout and tensors of a nested state dict; of a distributed tensor only the local part.
-
-    Raises:
-        StateMismatch: a value is neither tensor, container nor plain; the message has its path.
-    """
-    if isinstance(value, Tensor):
-        own = part(value)
-        return TensorSpec(tuple(own.shape), str(own.dtype)), [own]
-    if isinstance(value, PLAIN):
-        return Leaf(value), []
-    if isinstance(value, Mapping):
-        parts = [flatten(v, f"{path}.{k}") for k, v in value.items()]
-        node = Node("dict", tuple(value.keys()), tuple(layout for layout, _ in parts))
-    elif isinstance(value, list | tuple):
-        parts = [flatten(v, f"{path}[{i}]") for i, v in enumerate(value)]
-        kind = "list" if isinstance(value, list) else "tuple"
-        node = Node(kind, None, tuple(layout for layout, _ in parts))
-    else:
-        raise StateMismatch(
-            f"{path or 'state'} is a {type(value).__name__}, but only tensors, containers "
-            "and plain values can move with a rank: leave it out of state_dict() or convert it"
-        )
-    return node, [tensor for _, tensors in parts for tensor in tensors]
-
-
-def unflatten(layout: Layout, tensors: Iterator[Tensor]) -> Any:
-    """The inverse of :func:`flatten`."""
-    if isinstance(layout, TensorSpec):
-        return next(tensors)
-    if isinstance(layout, Leaf):
-        return layout.value
-    items = [unflatten(item, tensors) for item in layout.items]
-    if layout.keys is not None:
-        return dict(zip(layout.keys, items, strict=True))
-    return items if layout.kind == "list" else tuple(items)
-
-
-def specs(layout: Layout) -> list[TensorSpec]:
-    """The tensors a layout names, in order."""
-    if isinstance(layout, TensorSpec):
-        return [layout]
-    if isinstance(layout, Leaf):
-        return []
-    return [spec for item in layout.items for spec in specs(item)]
-
-
-def dtype_of(spec: TensorSpec) -> torch.dtype:
-    """The torch dtype named by ``spec``."""
-    dtype = getattr(torch, spec.dtype.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise StateMismatch(f"unknown dtype {spec.dtype!r} announced by the source")
-    return dtype
 
 
 class Loose(nn.Module):
@@ -164,6 +91,7 @@ class Registry:
                     "load_state_dict, so its state cannot move"
                 )
         self.divided[:] = self._wholes.values()
+        _refuse_shared(self.faces)
         held = {id(p) for module in self.modules for p in module.parameters()}
         if loose := [p for o in self.faces for p in params_of(o) if id(p) not in held]:
             self._objects[LOOSE] = Loose(loose)
@@ -280,18 +208,37 @@ class Pending:
             self._value.load_state_dict(state)
 
 
+def _refuse_shared(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raises TypeError: two optimizers change one parameter. A rank moves with one state for it."""
+    owners: dict[int, torch.optim.Optimizer] = {}
+    for optimizer in optimizers:
+        for param in params_of(optimizer):
+            other = owners.setdefault(id(param), optimizer)
+            if other is not optimizer:
+                raise TypeError(
+                    f"register(optimizer=...): a parameter of shape {list(param.shape)} belongs to "
+                    "two optimizers, of which only one could keep its state when a rank moves: "
+                    "give the shared parameters to one of them"
+                )
+
+
 def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Its parameters in the order of their numbers in ``state_dict``."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Like ``load_state_dict`` without copies: the tensors are already in place."""
+    """Like ``load_state_dict`` without copies of tensors that are already in place."""
     params = params_of(optimizer)
     set_values(optimizer.param_groups, state["param_groups"])
     optimizer.state.clear()
     for index, values in state["state"].items():
-        optimizer.state[params[index]] = spread(params[index], values)
+        param = params[index] if isinstance(index, int) else None
+        if param is None:  # belongs to no parameter
+            optimizer.state[index] = values
+        else:
+            own = all_beside(optimizer, param, values, copy=False)
+            optimizer.state[param] = spread(param, own)
 
 
 def spread(param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
@@ -308,6 +255,13 @@ def mismatch(ours: Layouts, theirs: Layouts) -> str:
         return f"registered objects differ: {', '.join(missing)}"
     for name in ours:
         if _is_optimizer(ours[name]):
+            # Each rank has another part of a divided one.
+            here, there = _groups(ours[name]), _groups(theirs[name])
+            if here != there and owned(ours[name]) is None:
+                return (
+                    f"{name}: parameter groups of {here} parameters here, of {there} there: was a "
+                    "group added while training?"
+                )
             continue
         if difference := _difference(_named(ours[name], name), _named(theirs[name], name)):
             return difference
@@ -359,6 +313,19 @@ def _named(layout: Layout, path: str) -> dict[str, TensorSpec]:
 
 def _is_optimizer(layout: Layout) -> bool:
     return isinstance(layout, Node) and (layout.keys or ())[:2] == OPTIMIZER
+
+
+def _groups(layout: Layout) -> list[int]:
+    """How many parameters each group of an optimizer has."""
+    return [len(_item(group, "params").items) for group in _item(layout, "param_groups").items]
+
+
+def _item(layout: Layout, key: str) -> Node:
+    assert isinstance(layout, Node)
+    assert layout.keys is not None
+    found = layout.items[layout.keys.index(key)]
+    assert isinstance(found, Node)
+    return found
 
 
 def _same_shape(own: Layout, other: Layout) -> bool:

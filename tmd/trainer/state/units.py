@@ -22,7 +22,10 @@ from tmd.fabric.packing import unpack
 from tmd.trainer.state.digests import Digest, covered, raws
 from tmd.trainer.state.divided import set_values
 from tmd.trainer.state.dtensors import like, part
-from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
+from tmd.trainer.state.gradients import set_graded
+from tmd.trainer.state.layout import Layout, flatten, specs, unflatten
+from tmd.trainer.state.optimizer_state import all_beside, beside
+from tmd.trainer.state.state import Registry, params_of, spread
 
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 """Parts of a digest."""
@@ -67,13 +70,7 @@ class Units:
     def grade(self, graded: Collection[int]) -> None:
         """Give exactly these units a gradient, of zeros."""
         chosen = set(graded)
-        for number, param in enumerate(self.params):
-            if number not in chosen:
-                param.grad = None
-            elif param.grad is None:
-                param.grad = torch.zeros_like(param)
-            else:
-                param.grad.detach_().zero_()
+        set_graded((param, number in chosen) for number, param in enumerate(self.params))
 
     def give_gradients(self, values: Mapping[int, Tensor]) -> None:
         """Give units the gradients ``values``, in host memory: this rank's parts, by number."""
@@ -131,7 +128,8 @@ class Units:
         if specs(own) == specs(layout):
             unpack(values, tensors)
         else:
-            tensors = [part(param), *(self._beside(param, value) for value in values[1:])]
+            owner = self.owner(number)
+            tensors = [part(param), *(beside(owner, param, v, copy=True) for v in values[1:])]
             tensors[0].copy_(values[0])
         owner = self._owner.get(id(param))
         if owner is None:
@@ -145,7 +143,7 @@ class Units:
         """Zeros of ``size`` on the device where the optimizer of ``param`` keeps such a tensor."""
         if size and size == param.shape:
             return torch.zeros_like(param, dtype=dtype, requires_grad=False)
-        return self._beside(param, torch.zeros(size, dtype=dtype))
+        return beside(self._owner.get(id(param)), param, torch.zeros(size, dtype=dtype), copy=True)
 
     def keep(self, number: int, kept: dict[str, Any]) -> None:
         """Replace the optimizer's state for a unit."""
@@ -156,7 +154,7 @@ class Units:
         if kept:
             # Tensors are on the right device, but those in lists and the like may not be.
             owner.state[param] = {
-                k: v if isinstance(v, Tensor) else self._all_beside(param, v)
+                k: v if isinstance(v, Tensor) else all_beside(owner, param, v, copy=True)
                 for k, v in kept.items()
             }
         else:
@@ -220,26 +218,6 @@ class Units:
             BUFFERS: _digest(b"", raws(buffer for _, buffer in self._buffers())),
             OTHERS: _digest(msgpack.encode(layout), raws(tensors)),
         }
-
-    def _beside(self, param: Tensor, value: Tensor) -> Tensor:
-        """A copy of ``value`` on the device where the optimizer of ``param`` expects it."""
-        owner = self._owner.get(id(param))
-        groups = [] if owner is None else owner.param_groups
-        # Step counters are on the CPU, unless the optimizer runs wholly on the device.
-        on_device = any(g.get("capturable") or g.get("fused") for g in groups)
-        if value.dim() == 0 and param.dim() > 0 and not on_device:
-            return value.clone()
-        return value.to(param.device, copy=True)
-
-    def _all_beside(self, param: Tensor, value: Any) -> Any:
-        """``value`` with :meth:`_beside` for every tensor in it."""
-        if isinstance(value, Tensor):
-            return self._beside(param, value)
-        if isinstance(value, dict):
-            return {k: self._all_beside(param, v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._all_beside(param, v) for v in value)
-        return value
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for number, module in enumerate(self._registry.modules):

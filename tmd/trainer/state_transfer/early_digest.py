@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tmd.core.values.errors import StateMismatch
 from tmd.fabric import device
 from tmd.fabric.device import Queued
 from tmd.trainer.state.digests import Digest
@@ -45,7 +46,12 @@ class EarlyDigest:
     def keep_rest(self) -> None:
         """Take the digest of what a step may change, before the step. Another thread may need it
         while the step is computed."""
-        self._rest = self._units.digest_of_rest()
+        try:
+            self._rest = self._units.digest_of_rest()
+        except StateMismatch as error:
+            # A healthy job goes on. The state would not move to a standby either.
+            log.warning("the state of this rank cannot be compared: %s", error)
+            self._rest = None
 
     def begin(self) -> None:
         """Start to compute, unless the state may change (any thread)."""

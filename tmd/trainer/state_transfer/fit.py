@@ -7,9 +7,10 @@ from tmd.fabric import Fabric, GroupView, Neutral, packed, packed_row, unpacked
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.step_vote import gather
 from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch, part_mismatch
+from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.roles import Role, Roles, contradiction, part_of, structure_of
-from tmd.trainer.state.state import Layouts, mismatch
+from tmd.trainer.state.state import mismatch
 from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
 

@@ -27,7 +27,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from tmd.fabric import Fabric
 from tmd.torch_private.optimizers import broadcast_parameters, call_first_after_step
 from tmd.trainer.state.digests import digest_of
-from tmd.trainer.state.state import Registry, flatten, params_of
+from tmd.trainer.state.layout import flatten
+from tmd.trainer.state.state import Registry, params_of
 
 READS_NO_PARAMETERS = (LRScheduler, torch.amp.GradScaler)
 """Objects that change after the optimizer without reading parameters."""

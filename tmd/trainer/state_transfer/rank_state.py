@@ -13,8 +13,9 @@ from tmd.trainer.protocol.copies import StateCopy
 from tmd.trainer.state.compatibility import bucket_layout, part_mismatch
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import Digest
+from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.state import Layouts, Registry, mismatch
+from tmd.trainer.state.state import Registry, mismatch
 from tmd.trainer.state.units import BUFFERS, Units
 from tmd.trainer.state_transfer.early_digest import EarlyDigest
 from tmd.trainer.state_transfer.parameter_resync import ParameterResync
@@ -115,6 +116,16 @@ class RankState:
         fill(targets)
         for late in pending:
             late.apply()
+
+    @property
+    def graded(self) -> tuple[int, ...]:
+        """Units that have a gradient."""
+        return self._units.graded
+
+    def grade(self, graded: Sequence[int] | None) -> None:
+        """Give exactly these units a gradient, of zeros, unless they are unknown."""
+        if graded is not None:
+            self._units.grade(graded)
 
     def adopt(self, local: bytes) -> None:
         """Complete a rank's state with ``local``, the part that replicas do not share."""

@@ -77,7 +77,7 @@ class StateTransfer:
             )
         if not within:
             self._fit.look_at_buckets()
-        header = StateHeader(step, self._fit.offer(layouts), local)
+        header = StateHeader(step, self._fit.offer(layouts), local, self._state.graded)
         purpose = state_purpose(directive.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
         with self._running(directive, link) as owned:
@@ -145,6 +145,7 @@ class StateTransfer:
                 self._verification.take(directive, link, digest)
             elif not (has and stream.has_same(link, self._state.digest(header.step))):
                 self._state.place(offer.layouts, partial(stream.receive_tensors, link))
+                self._state.grade(header.graded)
         self._state.adopt(header.local)
         takeover.timings["transfer"] = time.monotonic() - takeover.started
         return None

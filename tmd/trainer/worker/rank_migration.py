@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Move, Rehearsal
+from tmd.core.values.reasons import in_words
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
@@ -84,6 +85,10 @@ class RankMigration:
             )
         except (LinkError, StateMismatch) as error:
             log.warning("the state of rank %d was not sent: %s", move.rank, error)
+            return False
+        except Exception:
+            # What keeps a state from moving must not end the rank that has it.
+            log.exception("the state of rank %d was not sent", move.rank)
             return False
         seconds = time.monotonic() - started
         self._reporter.update(timings={"copy": seconds, "copy_bytes": float(size)})
@@ -357,6 +362,11 @@ class RankMigration:
             self._await(None)
             log.warning("plan %s refused: %s", directive.plan, error)
             self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=str(error))
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            self._await(None)
+            log.exception("plan %s refused: the state cannot be put in place", directive.plan)
+            detail = f"the state cannot be put in place: {type(error).__name__}: {in_words(error)}"
+            self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=detail)
         except LinkError as error:
             log.warning("state not received for plan %s: %s", directive.plan, error)
             self._agent.wait_until(lambda d: d != directive)

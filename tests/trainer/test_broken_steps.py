@@ -1,0 +1,128 @@
+"""A step that is broken and repeated leads to the same weights, whatever the script does in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
+
+from tests.trainer.standalone import Voting
+from tmd.trainer import Session
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+class Trained:
+    """A small job whose step number ``lost`` is broken at its vote."""
+
+    def __init__(self, lost: int | None) -> None:
+        torch.manual_seed(1)
+        self.hooks = Voting()
+        self.hooks.lost = set() if lost is None else {lost}
+        self.session = Session(self.hooks)
+        self.model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        samples = [{"x": torch.ones(2), "y": torch.zeros(2)} for _ in range(2 * STEPS)]
+        self.batches: Any = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
+        self.session.register(model=self.model, optimizer=self.optimizer, **self.others())
+        for batch in self.session.batches(self.batches):
+            number = self.session.step_number
+            with self.session.step():
+                self.step(number, batch)
+
+    def others(self) -> dict[str, Any]:
+        return {}
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        raise NotImplementedError
+
+    def descend(self, loss: Tensor) -> None:
+        loss.backward()
+        self.optimizer.step()
+
+    @property
+    def result(self) -> list[Tensor]:
+        return list(self.model.parameters())
+
+
+class Zeroed(Trained):
+    """Gradients are set to zero instead of removed, and every other step uses only a part."""
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad(set_to_none=False)
+        out = self.model["a"](batch["x"])
+        if number % 2 == 0:
+            out = out + self.model["b"](batch["x"])
+        self.descend((out - batch["y"]).pow(2).sum())
+
+
+class Changed(Trained):
+    """The script changes its batch: a tensor in place, and the dictionary itself."""
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        target = batch.pop("y")
+        inputs = batch["x"].mul_(0.5)
+        out = self.model["b"](self.model["a"](inputs))
+        self.descend((out - target).pow(2).sum())
+
+
+class Averaged(Trained):
+    """An average of the weights is updated at the end of each step; in one a scaler overflows."""
+
+    def others(self) -> dict[str, Any]:
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        average = get_ema_multi_avg_fn(0.9)
+        self.average = AveragedModel(self.model, multi_avg_fn=average)
+        return {"average": self.average, "scaler": self.scaler}
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        out = self.model["b"](self.model["a"](batch["x"]))
+        loss = out.pow(2).sum() * (float("inf") if number == 3 else 1.0)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.average.update_parameters(self.model)
+
+    @property
+    def result(self) -> list[Tensor]:
+        return [*self.average.parameters(), torch.tensor(self.scaler.get_scale())]
+
+
+class Cached(Trained):
+    """A step puts a larger buffer in the place of one, removes one, and uses an expanded one."""
+
+    def others(self) -> dict[str, Any]:
+        self.model.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.model.register_buffer("unused", torch.zeros(2), persistent=False)
+        self.model.register_buffer("wide", torch.ones(1).expand(3), persistent=False)
+        return {}
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        if number == 3:
+            self.model.cache = torch.ones(5)
+            self.model.register_buffer("unused", None)
+        size = len(self.model.get_buffer("cache"))
+        self.descend(self.model["b"](self.model["a"](batch["x"] * size)).sum())
+
+
+@pytest.mark.parametrize("lost", range(STEPS))
+@pytest.mark.parametrize("kind", [Zeroed, Changed, Averaged, Cached])
+def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: int) -> None:
+    """As if no step had been broken, bit for bit."""
+    whole, broken = kind(None), kind(lost)
+
+    assert broken.hooks.votes == whole.hooks.votes + 1
+    assert all(map(torch.equal, whole.result, broken.result))
