@@ -75,7 +75,7 @@ async def test_a_forged_record_stops_deciding_and_is_not_obeyed(cluster, record)
     await stranger.hset(prefix + "job:job", "record", forged(record(revision=9)))
 
     for look in (store.snapshot, store.jobs):
-        with pytest.raises(StoreUnavailable, match=r"JobRecord that no member.*delete its key"):
+        with pytest.raises(StoreUnavailable, match=r"JobRecord that the secret.*delete its key"):
             await look()
 
     await stranger.delete(prefix + "job:job")
@@ -87,7 +87,7 @@ async def test_a_forged_breaker_stops_deciding(cluster):
     store, stranger, prefix = cluster
     await stranger.set(prefix + "breaker", forged(Breaker()))
 
-    with pytest.raises(StoreUnavailable, match="Breaker that no member"):
+    with pytest.raises(StoreUnavailable, match="Breaker that the secret of this host"):
         await store.snapshot()
 
 

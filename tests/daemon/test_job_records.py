@@ -323,7 +323,7 @@ async def test_a_forged_record_at_the_end_of_forged_changes_stops_decisions(scen
     await scene.stranger.hset(PREFIX + "job:job", mapping={**fields, "change:1": change})
 
     for look in (scene.reader.jobs, scene.reader.snapshot):
-        with pytest.raises(StoreUnavailable, match=r"JobRecord that no member.*delete its key"):
+        with pytest.raises(StoreUnavailable, match=r"JobRecord that the secret.*delete its key"):
             await look()
 
 

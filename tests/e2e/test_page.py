@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import chromium, opened, playwright
-from tests.e2e.harness import PACE, Run, running
+from tests.e2e.harness import LONG, PACE, Run, running
 from tests.marks import program
 from tmd.embedded import EmbeddedRedis
 
@@ -40,8 +40,8 @@ async def test_a_drain_made_by_clicking_is_seen_to_its_end(
     secret.write_text(TOKEN)
     http = f'[http]\nlisten = "127.0.0.1:0"\ntoken_file = "{secret}"\n'
     async with (
-        running(short, redis.url, faults=[PACE], own_config={"h1": http}) as run,
         chromium() as browser,
+        running(short, redis.url, faults=[PACE], arguments=LONG, own_config={"h1": http}) as run,
     ):
         await run.reached("between")
         async with opened(browser, address(run, "h1")) as watched:

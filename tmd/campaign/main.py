@@ -72,11 +72,7 @@ def play(
     """Play scenarios on a cluster of processes on this machine. Each breaks something, and the
     outcome must be the one that it states. In the end losses and weights must equal those of an
     undisturbed run. Exit status: 0 as expected, 1 a deviation, 2 wrong usage or scenario file."""
-    if report is not None:
-        page.check(report)
-        _check_folder("--report", report)
-    if json is not None:
-        _check_folder("--json", json)
+    _check_files(report, json)
     seed = secrets.randbelow(SEEDS) if seed is None else seed
     stories = wanted(files or (), only or (), seed, rounds)
     extras.need_trainer("tmd campaign run")
@@ -98,8 +94,7 @@ def play(
         _write(facts(outcome, seed, command, release), json)
     if report is not None:
         page.write(outcome, command, report)
-    asked = Asked(files or (), only or (), words, seed, rounds)
-    summarise(console, outcome, asked)
+    summarise(console, outcome, Asked(files or (), only or (), words, seed, rounds))
     raise typer.Exit(0 if outcome.well else 1)
 
 
@@ -262,12 +257,20 @@ def facts(
     }
 
 
-def _check_folder(option: str, file: Path) -> None:
-    """Check the folder of a file before the campaign runs.
+def _check_files(report: Path | None, json: Path | None) -> None:
+    """Check the names and folders of the files to write before the campaign runs.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: one of them cannot be written.
     """
+    if report is not None:
+        page.check(report)
+        _check_folder("--report", report)
+    if json is not None:
+        _check_folder("--json", json)
+
+
+def _check_folder(option: str, file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{option} {file}: there is no folder {folder}")

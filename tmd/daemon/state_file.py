@@ -42,7 +42,7 @@ class StateFile:
             try:
                 writing.start()
             except RuntimeError as error:  # no thread can be had
-                return self._log(str(error))
+                return self._log(in_words(error))
             self._thread = writing
         writing.join(PATIENCE_S)
         if writing.is_alive():

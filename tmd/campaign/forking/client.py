@@ -20,8 +20,8 @@ def is_known(command: list[str]) -> bool:
     """Whether it is a daemon, a launcher, or a script or module of the undisturbed run."""
     serves = command[1:4] == ["-P", "-m", "tmd.daemon"]
     launches = command[1:5] == ["-P", "-m", "tmd.cli", "launch"]
-    # A library that is loaded first can change the clock of a daemon: it has to be executed.
-    ours = launches or (serves and "LD_PRELOAD" not in os.environ)
+    # Libraries of its own, such as one that changes its clock, need a daemon that is executed.
+    ours = launches or (serves and not {"LD_PRELOAD", "LD_LIBRARY_PATH"} & os.environ.keys())
     return ours or command[1] == "-m" or command[1].endswith(".py")
 
 

@@ -20,4 +20,7 @@ def set_graded(params: Iterable[tuple[Tensor, bool]]) -> None:
         elif param.grad is None:
             param.grad = torch.zeros_like(param)
         else:
-            param.grad.detach_().zero_()
+            # The memory stays: it may be a view of a bucket of DistributedDataParallel.
+            if param.grad.requires_grad:  # of a backward pass with ``create_graph``
+                param.grad = param.grad.detach()
+            param.grad.zero_()
