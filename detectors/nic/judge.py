@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -39,8 +39,27 @@ class _Memory:
         self.raised: dict[str, Severity] = {}
         self.seen_at = 0.0
         self.misses = 0
-        self.nodes: frozenset[str] = frozenset()
         self.node_misses = 0
+        self._nodes: dict[str, set[str]] = {}
+        """Character devices by kind, as last seen when none of that kind was missing."""
+
+    def missing_nodes(self, nodes: Sequence[str]) -> list[str]:
+        """The character devices that the port had and lacks now, where it has only ``nodes``.
+
+        The kernel may number them anew when the driver resets several ports at once, so a device
+        is missing only if there are fewer of its kind than before.
+        """
+        found: dict[str, set[str]] = {}
+        for node in nodes:
+            found.setdefault(node.rstrip("0123456789"), set()).add(node)
+        missing: list[str] = []
+        for kind in self._nodes.keys() | found.keys():
+            known, present = self._nodes.get(kind, set()), found.get(kind, set())
+            if len(present) < len(known):
+                missing += known - present
+            else:
+                self._nodes[kind] = present
+        return sorted(missing)
 
 
 class NicFindings:
@@ -92,12 +111,11 @@ class NicFindings:
         holds = memory.link.observe(
             port.up, port.counters.get("link_downed"), port.rate_mb, now
         ) | memory.counters.observe(port.counters, now)
-        missing = memory.nodes - set(port.nodes)
+        missing = memory.missing_nodes(port.nodes)
         memory.node_misses = memory.node_misses + 1 if missing else 0
         if memory.node_misses >= MISSES:
-            text = f"device {', '.join(sorted(missing))} is gone"
+            text = f"device {', '.join(missing)} is gone"
             holds[NODES] = NicFinding(Severity.FATAL, text)
-        memory.nodes |= set(port.nodes)
         yield from self._changes(memory, holds)
 
     def _missing(self, memory: _Memory, now: float) -> Iterator[Signal]:

@@ -391,6 +391,7 @@ async def test_a_wrong_body_is_a_clear_error(served, record, body, status, code)
         ("/v1/events?after=x", 400, "bad_cursor"),
         ("/v1/events?limit=0", 400, "bad_limit"),
         ("/v1/events?limit=100000", 400, "bad_limit"),
+        ("/v1/events?limit=00000000100000000", 400, "bad_limit"),
         ("/v1/stream?after=%0a", 400, "bad_cursor"),
     ],
 )

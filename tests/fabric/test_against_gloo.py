@@ -388,6 +388,23 @@ def test_all_to_all_of_lists(workers: Pool) -> None:
     assert workers.run(lists) == [None] * WORLD
 
 
+def uneven(rank: int, size: int, store: dist.Store, lengths: tuple[int, ...]) -> None:
+    key = ("tmd", "uneven", tuple(range(len(lengths))))
+    if key not in _groups:
+        _groups[key] = dist.new_group(list(range(len(lengths))), backend="tmd")
+    if rank >= len(lengths):
+        return
+    got = [torch.zeros(length) for length in lengths]
+    dist.all_gather(got, torch.full((lengths[rank],), rank + 1.0), group=_groups[key])
+    assert all((t == r + 1).all() for r, t in enumerate(got))
+
+
+@pytest.mark.parametrize("lengths", [(100, 40_000, 7), (40_000, 0, 7), (5, 0, 300)], ids=str)
+def test_all_gather_of_uneven_parts(workers: Pool, lengths: tuple[int, ...]) -> None:
+    """All ranks choose the same algorithm, also if the parts of only some are large."""
+    assert workers.run(uneven, lengths) == [None] * WORLD
+
+
 # --- every entry of torch.distributed, by the table of tests/fabric/entries.py -------------------
 
 SOME = (1, 2, 4)

@@ -11,10 +11,12 @@ import pytest
 from tests.fabric.circle import KEY, circle, member
 from tests.trainer.wire import Facts, linked
 from tmd.core.values.errors import LinkError
-from tmd.core.values.model import Membership
+from tmd.core.values.model import Member, Membership
+from tmd.fabric.admission import ENDED
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import EpochView
+from tmd.fabric.handshake import LinkPurpose
 from tmd.fabric.inbox import KEPT, Inbox, Message, PostedReceive
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
@@ -92,6 +94,30 @@ def test_raw_links_whose_callers_have_hung_up_are_dropped() -> None:
         Facts().until(lambda: [name for name, _ in there._raw._parked][-1:] == ["kept"])
         assert [name for name, _ in there._raw._parked] == ["kept"]
         kept.close()
+
+
+def test_links_of_joiners_that_have_hung_up_are_kept_up_to_a_number() -> None:
+    """The newest ones: they show that a joiner of the present plan is gone."""
+    with circle(1) as alone:
+        stayer = alone.fabrics[0]
+        joiners = [Member(f"joiner-{n}", "here", "127.0.0.1:1") for n in range(200)]
+        for joiner in joiners:
+            caller = Caller(joiner.worker, KEY)
+            caller.dial(member(stayer), "0", LinkPurpose.COLLECTIVE, 2, timeout=5).close()
+        later = Membership(2, (member(stayer), joiners[-1]))
+
+        assert ENDED <= stayer.parked < 2 * ENDED
+        assert stayer.misses(later)
+
+
+def test_links_of_joiners_that_wait_are_all_kept() -> None:
+    with circle(1) as alone, ExitStack() as links:
+        stayer = alone.fabrics[0]
+        for n in range(ENDED + 10):
+            caller = Caller(f"joiner-{n}", KEY)
+            link = caller.dial(member(stayer), "0", LinkPurpose.COLLECTIVE, 2, timeout=5)
+            links.callback(link.close)
+        assert stayer.parked == ENDED + 10
 
 
 def test_raw_links_of_all_purposes_are_kept_up_to_a_number() -> None:

@@ -194,6 +194,36 @@ def test_a_lost_character_device_is_a_finding(see):
     assert see(20, whole) == [("nic.devices_missing", None)]
 
 
+def test_renumbered_character_devices_are_no_finding(see):
+    """The kernel numbers those of several ports anew that were reset together."""
+    before = PORT._replace(nodes=("umad0", "uverbs0"))
+    after = PORT._replace(nodes=("umad1", "uverbs1"))
+    see(0, before)
+
+    assert [see(t, after) for t in (5, 10, 15, 500)] == [[], [], [], []]
+
+
+def test_a_character_device_that_is_lost_after_a_renumbering_is_named():
+    findings = NicFindings(NicRules())
+    story = [("umad0", "uverbs0"), ("umad1", "uverbs1"), *[("umad2",)] * 3]
+    found = [
+        signal
+        for at, nodes in enumerate(story)
+        for signal in findings.observe(Snapshot((PORT._replace(nodes=nodes),)), 5.0 * at)
+    ]
+
+    assert [s.message for s in found] == ["mlx5_0/1: device uverbs1 is gone"]
+
+
+def test_a_character_device_of_a_second_port_counts(see):
+    """Both ports of a device have the devices of both."""
+    see(0, PORT._replace(nodes=("umad0", "umad1", "uverbs0")))
+    part = PORT._replace(nodes=("umad2", "uverbs1"))
+
+    assert [see(t, part) for t in (5, 10)] == [[], []]
+    assert see(15, part) == [("nic.devices_missing", Severity.FATAL)]
+
+
 def test_an_unnamed_ethernet_port_is_only_a_warning():
     """The job may not use it; a port that the operator names keeps its severity."""
     up = PORT._replace(name="eth1", identity="eth1", medium=Medium.ETHERNET)

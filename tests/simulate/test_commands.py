@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,16 @@ def test_wrong_options_are_refused_with_the_remedy(asked: dict, said: str) -> No
     with pytest.raises(ConfigError) as refused:
         simulate(**asked)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "option", ["--days", "--mtbf-h", "--repair-h", "--notice-h", "--announced", "--checkpoint-s"]
+)
+@pytest.mark.parametrize("command", [simulate, advise])
+def test_a_number_without_an_end_is_refused(
+    command: Callable[..., None], option: str, value: float
+) -> None:
+    """Otherwise the simulation would never end, or compute with what is no number."""
+    with pytest.raises(ConfigError, match=f"^{option} -?(inf|nan): give a finite number"):
+        command(**{option.removeprefix("--").replace("-", "_"): value})

@@ -57,6 +57,8 @@ def test_a_json_object_on_each_line_says_the_same(tmp_path: Path) -> None:
         ("at_h,place\n1,-2\n", "line 2: place = -2: places count from 0"),
         ("at_h,host\n1,a\n1,b\n1,c\n1,d\n", "line 5: d is host 4 of the file"),
         ("at_h,host,fells,warned\n1,a,worker,drain\n", "line 2: only a fault that fells a host"),
+        ("at_h,host\n1,a\n2," + "b" * 131_073, "line 3: field larger than field limit (131072)"),
+        ("h" * 131_073 + "\n1\n", "line 1: field larger than field limit (131072)"),
         ("at_h,host\n", "has no fault: give lines with at_h"),
         ("", "has no fault"),
     ],

@@ -16,6 +16,10 @@ from tmd.fabric.raw import RawLinks
 
 AHEAD = 1 << 16
 """How many epochs ahead a link may be; a caller further ahead does not belong to this job."""
+ENDED = 64
+"""Links kept for each later epoch although the other side has closed them: they show that a joiner
+of the present plan is gone. Older ones are of joiners of dropped plans, and each holds a
+descriptor."""
 
 _log = logging.getLogger("tmd.fabric")
 
@@ -57,9 +61,15 @@ class Admission:
             return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
 
     def keep(self, epoch: int, key: LinkKey, link: Link) -> None:
-        """Keep ``link`` for a later ``epoch``."""
+        """Keep ``link`` for a later ``epoch``; close the oldest of those that have ended."""
         with self.lock:
-            surplus = put(self._ahead.setdefault(epoch, {}), key, link)
+            links = self._ahead.setdefault(epoch, {})
+            surplus = put(links, key, link)
+            links[key] = links.pop(key)  # the newest comes last
+            if len(links) > 2 * ENDED:
+                ended = [each for each, parked in links.items() if parked.ended]
+                for each in ended[:-ENDED]:
+                    links.pop(each).close()
         if surplus is not None:
             surplus.close()
         self._counters.count_link(key.group, key.worker)

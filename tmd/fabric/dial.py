@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tmd.core.values.errors import LinkError, LinkRefused
@@ -18,11 +19,21 @@ from tmd.fabric.handshake import (
     Talk,
     dialer,
 )
-from tmd.fabric.link import Link
+from tmd.fabric.link import KEEPALIVE, Link
 
 VERSION_S = 0.25
 """How long a peer has for ending the handshake once it knows the version."""
 CLOSED = "{} closed the handshake: it has another key, release of tmd or worker id"
+
+GoOn = Callable[[], bool]
+"""Asked each time that a peer has not answered within the time-out: whether to wait once more."""
+
+
+class PeerBusy(LinkError):
+    """The peer's kernel has accepted the connection, but its process does not answer in time.
+
+    Native code that holds the interpreter has this effect, as does a process that is stopped.
+    """
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,22 @@ class Caller:
     key: bytes
 
     def dial(
-        self, member: Member, group: str, lane: LinkPurpose, epoch: int, *, timeout: float
+        self,
+        member: Member,
+        group: str,
+        lane: LinkPurpose,
+        epoch: int,
+        *,
+        timeout: float,
+        go_on: GoOn | None = None,
     ) -> Link:
         """Open an authenticated link to ``member``.
 
-        Raises LinkRefused if it refuses, LinkError if it cannot be reached in ``timeout`` seconds.
+        Raises LinkRefused if it refuses, LinkError if it cannot be reached in ``timeout`` seconds,
+        and PeerBusy if it is reached and does not answer in them. ``go_on`` may lengthen the wait
+        for its answers.
         """
-        sock, answer = self._talk(member, group, lane, epoch, timeout)
+        sock, answer = self._talk(member, group, lane, epoch, _Wait(timeout, go_on))
         if why := _refusal(member, answer):
             sock.close()
             raise LinkRefused(why)
@@ -49,14 +69,18 @@ class Caller:
             sock.close()
             raise LinkError(f"link to {member.worker} broke at once: {in_words(e)}") from e
 
+    def ask(self, member: Member, *, timeout: float, go_on: GoOn | None = None) -> HandshakeReply:
+        """The reply of ``member`` about itself. Raises LinkError as :meth:`dial` does."""
+        sock, answer = self._talk(member, "", LinkPurpose.PROBE, -1, _Wait(timeout, go_on))
+        sock.close()
+        return answer
+
     def probe(self, member: Member, *, timeout: float) -> HandshakeReply | None:
         """The reply of ``member`` about itself, or ``None`` without one."""
         try:
-            sock, answer = self._talk(member, "", LinkPurpose.PROBE, -1, timeout)
+            return self.ask(member, timeout=timeout)
         except LinkError:
             return None
-        sock.close()
-        return answer
 
     def refusal(self, member: Member, *, timeout: float) -> str:
         """Why ``member`` refuses links of this worker; empty if it does not, or does not answer.
@@ -66,7 +90,8 @@ class Caller:
         version alone at first.
         """
         try:
-            sock, answer = self._talk(member, "greeting", LinkPurpose.RAW, -1, timeout, VERSION_S)
+            wait = _Wait(timeout)
+            sock, answer = self._talk(member, "greeting", LinkPurpose.RAW, -1, wait, VERSION_S)
         except LinkRefused as e:
             return str(e)
         except LinkError:
@@ -80,21 +105,20 @@ class Caller:
         group: str,
         lane: LinkPurpose,
         epoch: int,
-        timeout: float,
+        wait: _Wait,
         version_s: float = 0.0,
     ) -> tuple[socket.socket, HandshakeReply]:
         """``version_s``: how long the peer may take to refuse the version before it hears more."""
-        deadline = time.monotonic() + timeout
         host, _, port = member.address.rpartition(":")
         try:
-            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=wait.left())
         except OSError as e:
             raise LinkError(
                 f"cannot reach {member.worker} at {member.address}: {in_words(e)}"
             ) from e
         try:
             talk = dialer(self.key, self.worker, member.worker, group, lane, epoch)
-            return sock, _converse(sock, talk, member.worker, deadline, version_s)
+            return sock, _converse(sock, talk, member.worker, wait, version_s)
         except LinkError:
             sock.close()
             raise
@@ -103,26 +127,46 @@ class Caller:
             raise LinkError(f"handshake with {member.worker} failed: {in_words(e)}") from e
 
 
+class _Wait:
+    """How long a peer has for its answers: ``timeout`` seconds, and again while ``go_on`` holds."""
+
+    def __init__(self, timeout: float, go_on: GoOn | None = None) -> None:
+        self._timeout, self._go_on = timeout, go_on
+        self._deadline = time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds until the deadline, and a moment if it has passed."""
+        return max(0.001, self._deadline - time.monotonic())
+
+    def goes_on(self) -> bool:
+        """Whether to wait once more, with a new deadline."""
+        if self._go_on is None or not self._go_on():
+            return False
+        self._deadline = time.monotonic() + self._timeout
+        return True
+
+
 def _refusal(member: Member, answer: HandshakeReply) -> str:
     accepted = answer.verdict is HandshakeVerdict.ACCEPTED
     return "" if accepted else f"{member.worker} refused the link: {answer.detail}"
 
 
 def _converse(
-    sock: socket.socket, talk: Talk[HandshakeReply], peer: str, deadline: float, version_s: float
+    sock: socket.socket, talk: Talk[HandshakeReply], peer: str, wait: _Wait, version_s: float
 ) -> HandshakeReply:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for level, option, value in KEEPALIVE:
+        sock.setsockopt(level, option, value)
     want = next(talk)
     if version_s and isinstance(want, bytes):
         want = _after_version(sock, want, peer, version_s)
     while True:
         try:
             if isinstance(want, bytes):
-                sock.settimeout(max(0.001, deadline - time.monotonic()))
+                sock.settimeout(wait.left())
                 sock.sendall(want)
                 want = next(talk)
             else:
-                want = talk.send(_exactly(sock, want, deadline, peer))
+                want = talk.send(_exactly(sock, want, wait, peer))
         except StopIteration as done:
             answer: HandshakeReply = done.value
             return answer
@@ -138,11 +182,18 @@ def _after_version(sock: socket.socket, greeting: bytes, peer: str, version_s: f
     return greeting[OPENING:]
 
 
-def _exactly(sock: socket.socket, count: int, deadline: float, peer: str) -> bytes:
+def _exactly(sock: socket.socket, count: int, wait: _Wait, peer: str) -> bytes:
     data = b""
     while len(data) < count:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        more = sock.recv(count - len(data))
+        sock.settimeout(wait.left())
+        try:
+            more = sock.recv(count - len(data))
+        except TimeoutError as e:
+            if e.errno is not None:  # the kernel has given up the connection
+                raise
+            if not wait.goes_on():
+                raise PeerBusy(f"{peer} accepts connections and does not answer") from e
+            continue
         if not more:
             raise LinkRefused(CLOSED.format(peer))
         data += more

@@ -9,17 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric.counters import LinkCounters
-from tmd.fabric.dial import Caller
-from tmd.fabric.handshake import LinkPurpose
+from tmd.fabric.dial import Caller, GoOn, PeerBusy
+from tmd.fabric.handshake import HandshakeReply, LinkPurpose
 from tmd.fabric.link import Link
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.topology import dials
-from tmd.fabric.transfer import PeerLost
+from tmd.fabric.transfer import PeerLate, PeerLost
 
 DIAL_TIMEOUT = 5.0
 PROBE_TIMEOUT = 1.0
@@ -121,19 +122,28 @@ class EpochView:
 
     # --- links ---------------------------------------------------------------------------------
 
-    def link(self, group: str, rank: int, lane: str = LinkPurpose.COLLECTIVE) -> Link:
+    def link(
+        self,
+        group: str,
+        rank: int,
+        lane: str = LinkPurpose.COLLECTIVE,
+        *,
+        patience: float = 0.0,
+    ) -> Link:
         """The link to ``rank``, opened now if there is none. Raises LinkError.
 
-        One end dials and the other waits; the sender dials a link for outgoing messages.
+        One end dials and the other waits; the sender dials a link for outgoing messages. A peer
+        that is alive may take ``patience`` seconds, 0 for any time; then this raises PeerLate.
         """
         member = self.membership.members[rank]
         key = LinkKey(group, lane, member.worker)
         link = self.links.get(key)
         if link is not None:
             return link
+        deadline = time.monotonic() + patience if patience else inf
         if lane == SENDING or dials(self._caller.worker, member.worker):
-            return self._dial(key, member)
-        return self._expect(key, member)
+            return self._dial(key, member, deadline)
+        return self._expect(key, member, deadline)
 
     def place(self, key: LinkKey, link: Link) -> bool:
         """Store an incoming link; ``False`` if the epoch is poisoned."""
@@ -148,10 +158,20 @@ class EpochView:
         self._watch.opened(key.group, link)
         return True
 
-    def _dial(self, key: LinkKey, member: Member) -> Link:
+    def _dial(self, key: LinkKey, member: Member, deadline: float) -> Link:
         lane = LinkPurpose.MESSAGES if key.lane == SENDING else LinkPurpose(key.lane)
+
+        def go_on() -> bool:
+            return not self.poisoned and time.monotonic() < deadline
+
         try:
-            link = self._caller.dial(member, key.group, lane, self.epoch, timeout=DIAL_TIMEOUT)
+            link = self._caller.dial(
+                member, key.group, lane, self.epoch, timeout=DIAL_TIMEOUT, go_on=go_on
+            )
+        except PeerBusy as e:
+            if self.poisoned:
+                raise LinkError("the epoch was abandoned") from e
+            raise PeerLate(member.worker) from e
         except LinkError as e:
             raise PeerLost(member.worker, e) from e
         if not self.place(key, link):
@@ -159,24 +179,47 @@ class EpochView:
             raise LinkError("the epoch was abandoned")
         return link
 
-    def _expect(self, key: LinkKey, member: Member) -> Link:
+    def _expect(self, key: LinkKey, member: Member, deadline: float) -> Link:
         """Wait until ``member`` has dialled; check periodically that it is alive."""
         pause = PROBE_FIRST
+
+        def is_over() -> bool:
+            return key in self.links or self.poisoned
+
+        def go_on() -> bool:
+            return not is_over() and time.monotonic() < deadline
+
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: key in self.links or self.poisoned, pause)
+                self.changed.wait_for(is_over, min(pause, deadline - time.monotonic()))
                 if self.poisoned:
                     raise LinkError("the epoch was abandoned")
                 if key in self.links:
                     return self.links[key]
-            self.verify(member)
+            if time.monotonic() >= deadline:
+                raise PeerLate(member.worker)
+            self.verify_patiently(member, go_on)
             pause = min(2 * pause, PROBE_PERIOD)
 
     def verify(self, member: Member) -> None:
-        """Raise PeerLost unless ``member`` is alive and in this epoch, or may still enter it."""
+        """Raise PeerLost unless ``member`` answers and is in this epoch, or may still enter it."""
         answer = self._caller.probe(member, timeout=DIAL_TIMEOUT)
         if answer is None:
             raise PeerLost(member.worker, "it does not answer")
+        self._need_here(member, answer)
+
+    def verify_patiently(self, member: Member, go_on: GoOn | None = None) -> None:
+        """The same, but a process that does not answer a call that its kernel has accepted counts
+        as alive. ``go_on``: whether to wait for its answer once more."""
+        try:
+            answer = self._caller.ask(member, timeout=DIAL_TIMEOUT, go_on=go_on)
+        except PeerBusy:
+            return
+        except LinkError as e:
+            raise PeerLost(member.worker, e) from e
+        self._need_here(member, answer)
+
+    def _need_here(self, member: Member, answer: HandshakeReply) -> None:
         if answer.epoch > self.epoch or (answer.epoch == self.epoch and answer.poisoned):
             raise PeerLost(member.worker, f"it has abandoned epoch {self.epoch}")
 

@@ -41,7 +41,8 @@ class Group(CollectiveGroup):
             code = dtype_code(tensor.dtype)
             header = FrameHeader(standing.epoch, 0, FrameKind.MESSAGE, code, 0, tag)
             with staged as (_, inputs):
-                self._mailbox.send(standing, dstRank, header, view(inputs[0]))
+                patience = self._runner.patience
+                self._mailbox.send(standing, dstRank, header, view(inputs[0]), patience)
 
         def job() -> None:
             self._runner.guarded(work, OutputRequest("send", (), tensors, staged.queued), act)

@@ -15,23 +15,23 @@ from struct import Struct, pack
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.reasons import in_words
+from tmd.fabric import silence
 from tmd.fabric.frame import HEADER_SIZE
 
 Buffer = bytes | bytearray | memoryview
 
 _LENGTH = Struct("<Q")
-_LAST_DATA, _INFO_SIZE = Struct("@I"), 56
-"""``tcpi_last_data_recv``, in milliseconds, and the size of the kernel's ``struct tcp_info`` up to
-its end."""
-_KEEPALIVE = (
+KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    # A host that vanished without a reset: unacknowledged data fails after the same time.
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000),
 )
+"""Options of every connection. They end an idle one whose peer's host has vanished; one with data
+in flight is left to :mod:`tmd.fabric.silence`."""
+LONGEST_POLL_MS = 2**31 - 1
+"""``select.poll`` takes no longer time-out."""
 LOCAL_BUFFER = 512 << 10
 """Send buffer within a host: data in flight must stay in the cache (measured: -20 % at 25 MB).
 Across hosts the kernel's choice is better."""
@@ -42,7 +42,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, peer: str, dialer: str, epoch: int = -1) -> None:
         sock.setblocking(True)
-        for level, option, value in _KEEPALIVE:
+        for level, option, value in KEEPALIVE:
             sock.setsockopt(level, option, value)
         if sock.getpeername()[0] == sock.getsockname()[0]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER)
@@ -55,6 +55,7 @@ class Link:
         self.timeout_ms: float | None = None
         self._lock = threading.Lock()
         self._users = 0
+        silence.WATCH.add(self)
 
     @property
     def ended(self) -> bool:
@@ -68,7 +69,7 @@ class Link:
 
     def patience(self, seconds: float) -> None:
         """Fail reads and writes that see no byte move for this long; 0 waits forever."""
-        self.timeout_ms = seconds * 1000 if seconds else None
+        self.timeout_ms = min(seconds * 1000, LONGEST_POLL_MS) if seconds else None
         whole = int(seconds)
         value = pack("@ll", whole, int((seconds - whole) * 1e6))
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
@@ -84,8 +85,7 @@ class Link:
     def quiet_s(self) -> float:
         """Seconds since a byte arrived. Raises LinkError if it is closed."""
         with self.in_use() as sock:
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
-            return float(_LAST_DATA.unpack_from(info, _INFO_SIZE - _LAST_DATA.size)[0]) / 1000
+            return silence.parsed(silence.tcp_info(sock)).last_data_ms / 1000
 
     def receive_no_more(self) -> None:
         """Stop receiving. Data that has arrived can still be read; then the link looks closed.

@@ -52,12 +52,22 @@ class Mailbox:
                     lane.close()
             return lane
 
-    def send(self, standing: EpochView, to: int, header: FrameHeader, payload: memoryview) -> None:
-        """Send one message, blocking; raises LinkError. Runs on the outbox of ``to``."""
+    def send(
+        self,
+        standing: EpochView,
+        to: int,
+        header: FrameHeader,
+        payload: memoryview,
+        patience: float,
+    ) -> None:
+        """Send one message, blocking; raises LinkError. Runs on the outbox of ``to``.
+
+        ``patience``: see :meth:`EpochView.link`.
+        """
         if standing.rank == self._ranks[to]:
             data = bytearray(payload)
             return self._arrive(Message(to, header.detail, header.epoch, header.dtype, data))
-        link = standing.link(self._group, self._ranks[to], SENDING)
+        link = standing.link(self._group, self._ranks[to], SENDING, patience=patience)
         send(link, header.packed(len(payload)), payload)
 
     def post(self, receive: PostedReceive) -> None:
@@ -215,7 +225,7 @@ class Mailbox:
         key = LinkKey(self._group, LinkPurpose.MESSAGES, member.worker)
         link = receive.standing.links.get(key)
         if link is None or link.severed:
-            receive.standing.verify(member)
+            receive.standing.verify_patiently(member)
 
 
 def _fill(link: Link, into: memoryview) -> None:

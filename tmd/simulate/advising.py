@@ -54,7 +54,7 @@ def advise(
     traces = source.traces(job, standbys, seed, runs)
     steps = snapshot_steps(job, sourced.costs, _loss_every_s(job, traces))
     rules = options.rules(config, source)
-    study = compare.Study(job, sourced.costs, rules, checkpoint_s, steps)
+    study = compare.Study(job, sourced.costs, rules, options.pace(checkpoint_s), steps)
     found = played(study, traces, compare.ways(list(Kind), standbys))
     advice = decided(found, job, Price(price, gpus), steps)
     reasons = list(sentences(advice, job, sourced.costs))

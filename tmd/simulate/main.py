@@ -58,7 +58,7 @@ def simulate(
     source = Source(failures, trace, options.habits_of(repair_h, notice_h, announced, mtbf_h))
     sourced = options.costs_of(costs, cost)
     rules = options.rules(config, source)
-    study = compare.Study(job, sourced.costs, rules, checkpoint_s, snapshot_steps)
+    study = compare.Study(job, sourced.costs, rules, options.pace(checkpoint_s), snapshot_steps)
     compared = _compared(ways, standbys)
     traces = source.traces(job, standbys, seed, runs)
     found = [mean(outcomes) for outcomes in played(study, traces, compared).values()]

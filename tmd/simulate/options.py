@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -102,29 +103,54 @@ class Source(Struct, frozen=True):
         return [self.trace(job, standbys, each) for each in seeds]
 
 
+def checked(option: str, value: float) -> float:
+    """``value``, which the user gave as ``option``.
+
+    Raises:
+        ConfigError: it is infinite or not a number.
+    """
+    if not math.isfinite(value):
+        raise ConfigError(f"{option} {value:g}: give a finite number")
+    return value
+
+
 def job_of(hosts: int, replica_hosts: int, days: float) -> Job:
     """The job that the options describe.
 
     Raises:
-        ConfigError: hosts cannot be divided into replicas.
+        ConfigError: hosts cannot be divided into replicas, or the time has no end.
     """
     if hosts % replica_hosts:
         raise ConfigError(
             f"--replica-hosts {replica_hosts}: {hosts} hosts cannot be divided into replicas of "
             "this size"
         )
-    return Job(hosts, replica_hosts, days * DAY_H)
+    return Job(hosts, replica_hosts, checked("--days", days) * DAY_H)
 
 
 def habits_of(repair_h: float, notice_h: float, announced: float, mtbf_h: float | None) -> Habits:
     """What the options say of failures.
 
     Raises:
-        ConfigError: the mean time between failures is none.
+        ConfigError: one is not a finite number, or the mean time between failures is none.
     """
-    if mtbf_h is not None and not 0 < mtbf_h < float("inf"):
+    if mtbf_h is not None and checked("--mtbf-h", mtbf_h) <= 0:
         raise ConfigError(f"--mtbf-h {mtbf_h:g}: give hours above 0")
-    return Habits(repair_h, notice_h, announced, mtbf_h)
+    return Habits(
+        checked("--repair-h", repair_h),
+        checked("--notice-h", notice_h),
+        checked("--announced", announced),
+        mtbf_h,
+    )
+
+
+def pace(seconds: float | None) -> float | None:
+    """The time between checkpoints; ``None`` for what loses least.
+
+    Raises:
+        ConfigError: it is not a finite number.
+    """
+    return None if seconds is None else checked("--checkpoint-s", seconds)
 
 
 def costs_of(name: str, each: Sequence[str] | None) -> Sourced:

@@ -78,21 +78,32 @@ def _lines(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             if line.strip():
                 yield number, _object(line, f"{file}, line {number}")
         return
-    rows = csv.reader(text.splitlines())
-    head = [name.strip() for name in next(rows, [])]
+    rows = _cells(file, text)
+    _, first = next(rows, (1, []))
+    head = [name.strip() for name in first]
     if unknown := [name for name in head if name not in Row.__struct_fields__]:
         raise ConfigError(
             f"{file}, line 1: there is no column '{unknown[0]}'; there are {_columns()}"
         )
-    for cells in rows:
+    for number, cells in rows:
         if not any(cell.strip() for cell in cells):
             continue
         if len(cells) != len(head):
-            raise ConfigError(
-                f"{file}, line {rows.line_num}: {len(cells)} values for {len(head)} columns"
-            )
+            raise ConfigError(f"{file}, line {number}: {len(cells)} values for {len(head)} columns")
         pairs = zip(head, (cell.strip() for cell in cells), strict=True)
-        yield rows.line_num, {name: cell for name, cell in pairs if cell}
+        yield number, {name: cell for name, cell in pairs if cell}
+
+
+def _cells(file: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row of CSV, with the number of its last line."""
+    rows = csv.reader(text.splitlines())
+    try:
+        for cells in rows:
+            yield rows.line_num, cells
+    except csv.Error as error:
+        raise ConfigError(
+            f"{file}, line {rows.line_num}: {in_words(error)}; check that each quote is closed"
+        ) from None
 
 
 def _object(line: str, where: str) -> dict[str, Any]:

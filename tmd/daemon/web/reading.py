@@ -43,7 +43,8 @@ async def events(request: web.Request) -> web.Response:
     """A page of alerts after a cursor, oldest first; ``next`` is the cursor to continue from."""
     after = cursor_of(request.query.get("after", ""))
     limit = request.query.get("limit", "100")
-    if not (limit.isascii() and limit.isdecimal() and 0 < int(limit[:9]) <= PAGE_LIMIT):
+    is_short = limit.isascii() and limit.isdecimal() and len(limit) <= len(str(PAGE_LIMIT))
+    if not (is_short and 0 < int(limit) <= PAGE_LIMIT):
         raise Refused(RequestProblem(400, "bad_limit", f"limit must be 1 to {PAGE_LIMIT}"))
     found = await request.app[PARTS].store.alerts(after, limit=int(limit))
     shown = [{"cursor": cursor, "alert": alert} for cursor, alert in found]

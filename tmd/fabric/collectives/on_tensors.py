@@ -59,7 +59,8 @@ def allgather(op: Op, outputs: Tensors, inputs: Tensors) -> None:
 
 
 def _allgather(op: Op, own: memoryview, parts: list[memoryview]) -> None:
-    if op.size > 1 and len(own) <= SMALL_MOVE:
+    # Not by the size of the own part: parts may differ in size, and all ranks must choose alike.
+    if op.size > 1 and max(map(len, parts)) <= SMALL_MOVE:
         found = doubling.dissemination(op, [len(p) for p in parts], own)
         for part, data in zip(parts, found, strict=True):
             part[:] = data

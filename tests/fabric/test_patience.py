@@ -1,0 +1,197 @@
+"""How long a rank waits for peers that are alive: busy ones, and ones that do not come."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fabric.circle import KEY, PATIENCE, Circle, at_once, circle, sync
+from tests.trainer.wire import Facts
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Member, Membership
+from tmd.fabric import EpochView, Group, LinkCounters, PeerLost, epoch_view
+from tmd.fabric.dial import Caller, PeerBusy
+from tmd.fabric.frame import FrameHeader, FrameKind
+from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, acceptor
+from tmd.fabric.link import Link
+from tmd.fabric.link_watch import LinkWatch
+from tmd.fabric.mailbox import Mailbox
+from tmd.fabric.transfer import PeerLate
+
+pytestmark = pytest.mark.timeout(60)
+
+YEARS_S = 180_000_000
+
+
+class Busy:
+    """A worker whose kernel accepts connections while its process does nothing."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.member = Member(worker, "here", f"127.0.0.1:{self._door.getsockname()[1]}")
+
+    def answer(self) -> socket.socket:
+        """Accept the first caller at last."""
+        sock, _ = self._door.accept()
+        sock.settimeout(PATIENCE)
+        talk = acceptor(KEY, self.worker)
+        want = next(talk)
+        try:
+            while True:
+                if isinstance(want, bytes):
+                    sock.sendall(want)
+                    want = next(talk)
+                else:
+                    want = talk.send(sock.recv(want, socket.MSG_WAITALL))
+        except StopIteration as done:
+            _, seal = done.value
+        sock.sendall(seal(HandshakeReply(HandshakeVerdict.ACCEPTED)))
+        return sock
+
+    def close(self) -> None:
+        self._door.close()
+
+
+class Told(Caller):
+    """Tells when a peer has not answered within the time-out."""
+
+    waited = threading.Event()
+
+    def dial(self, *args: Any, go_on: Any = None, **rest: Any) -> Link:
+        def asked() -> bool:
+            self.waited.set()
+            return go_on is not None and go_on()
+
+        return super().dial(*args, go_on=asked, **rest)
+
+
+def standing(worker: str, peer: Member, caller: type[Caller] = Caller) -> EpochView:
+    """The first epoch as ``worker`` sees it, which shares it with ``peer`` alone."""
+    own = Member(worker, "here", "127.0.0.1:1")
+    seen_by = (LinkCounters(), LinkWatch(lambda: None), lambda _: None)
+    return EpochView(Membership(1, (own, peer)), 0, caller(worker, KEY), {}, *seen_by)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy]:
+    """``w1``; a call waits for a moment instead of seconds."""
+    monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.05)
+    made = Busy("w1")
+    yield made
+    made.close()
+
+
+def test_a_busy_peer_is_told_from_one_that_is_gone(busy: Busy) -> None:
+    caller = Caller("w0", KEY)
+    with pytest.raises(PeerBusy, match="w1 accepts connections and does not answer"):
+        caller.ask(busy.member, timeout=0.05)
+    busy.close()
+    with pytest.raises(LinkError, match="cannot reach w1") as raised:
+        caller.ask(busy.member, timeout=5)
+
+    assert not isinstance(raised.value, PeerBusy)
+
+
+def test_a_busy_peer_is_alive_for_who_waits_and_has_missed_a_call(busy: Busy) -> None:
+    """The watchdog counts missed calls, since all processes of its host may be frozen."""
+    view = standing("w0", busy.member)
+    view.verify_patiently(busy.member)
+    with pytest.raises(PeerLost, match="does not answer"):
+        view.verify(busy.member)
+    busy.close()
+    with pytest.raises(PeerLost, match="cannot reach w1"):
+        view.verify_patiently(busy.member)
+
+
+def test_a_link_to_a_busy_peer_is_opened_once_it_answers(busy: Busy) -> None:
+    """On the connection that it has accepted: further ones would fill its queue."""
+    view = standing("w0", busy.member, Told)
+    Told.waited.clear()
+
+    def answer() -> None:
+        assert Told.waited.wait(PATIENCE)
+        busy.answer().close()
+
+    link, _ = at_once([lambda: view.link("0", 1), answer])
+
+    assert link.peer == "w1"
+    link.close()
+
+
+def test_a_wait_for_a_busy_peer_ends_with_the_epoch(busy: Busy) -> None:
+    view = standing("w0", busy.member, Told)
+    Told.waited.clear()
+
+    def dial() -> None:
+        with pytest.raises(LinkError, match="abandoned") as raised:
+            view.link("0", 1)
+        assert not isinstance(raised.value, PeerLost)
+
+    def poison() -> None:
+        assert Told.waited.wait(PATIENCE)
+        view.poison("enough")
+
+    at_once([dial, poison])
+
+
+@pytest.mark.parametrize("worker", ["w0", "w2"], ids=["dials", "is called"])
+def test_a_busy_peer_is_late_after_the_time_out_of_the_group(busy: Busy, worker: str) -> None:
+    with pytest.raises(PeerLate, match="no data from w1"):
+        standing(worker, busy.member).link("0", 1, patience=0.1)
+
+
+def test_a_message_to_a_busy_peer_is_late_after_the_time_out_of_the_group(busy: Busy) -> None:
+    view = standing("w2", busy.member)
+    header = FrameHeader(1, 0, FrameKind.MESSAGE, 0)
+    with pytest.raises(PeerLate, match="no data from w1"):
+        Mailbox("0", (0, 1), lambda: view).send(view, 1, header, memoryview(b"x"), 0.1)
+
+
+def test_a_live_peer_that_never_calls_is_late_after_the_time_out_of_the_group() -> None:
+    """It may be busy for as long as the script allows, and is not suspected."""
+    with circle(2) as c:
+        waits = c.fabrics[1]
+        group = Group(waits, "0", range(2), timeout=timedelta(seconds=0.2))
+        group.allreduce([torch.ones(10)], sync()).wait()
+
+        assert "w0 within the time-out" in waits.poison_reason
+        assert waits.suspects == ()
+
+
+def with_groups(c: Circle, seconds: float) -> None:
+    c.groups["0"] = {
+        f.worker: Group(f, "0", range(c.size), timeout=timedelta(seconds=seconds))
+        for f in c.fabrics
+    }
+
+
+def test_a_group_may_wait_for_years() -> None:
+    """As scripts say that it shall wait for ever: more milliseconds than ``poll`` takes."""
+    with circle(2) as c:
+        with_groups(c, YEARS_S)
+        c.allreduce()
+        early, late = c.fabrics
+        tensors = {f.worker: torch.ones(2_000_000) for f in c.fabrics}
+
+        def come_late() -> None:
+            Facts().until(lambda: early.waiting)
+            c.of(late).allreduce([tensors["w1"]], sync()).wait()
+
+        at_once([lambda: c.of(early).allreduce([tensors["w0"]], sync()).wait(), come_late])
+        c.each(lambda f: c.of(f).monitored_barrier())
+        c.each(lambda f: c.of(f).drain(YEARS_S))
+        received = torch.zeros(4)
+        work = c.of(late).recv([received], 0, 0)
+        c.of(early).send([torch.ones(4)], 1, 0).wait()
+        work.wait()
+
+        assert not any(f.poisoned for f in c.fabrics)
+        assert all(torch.equal(t, torch.full_like(t, 2)) for t in tensors.values())
+        assert torch.equal(received, torch.ones(4))
