@@ -12,7 +12,9 @@ import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from tmd.plugin import (
     Activity,
@@ -20,6 +22,7 @@ from tmd.plugin import (
     DetectorConfig,
     DetectorContext,
     Exit,
+    NotNegative,
     Severity,
     Signal,
     State,
@@ -51,10 +54,10 @@ FRESH_S = 10.0
 
 
 class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
-    heartbeat_timeout_s: float = 30.0
+    heartbeat_timeout_s: Annotated[float, Meta(ge=1)] = 30.0
     """Silence of a connected trainer's agent thread, which reports every half second. It means that
     the process is stopped or something holds the interpreter."""
-    progress_timeout_s: float = 0.0
+    progress_timeout_s: NotNegative = 0.0
     """A trainer that reports, waits for no peer and commits no step for this long hangs. 0, the
     default, is off: an evaluation or a checkpoint looks the same, and the worker is killed."""
     proc_root: str = "/proc"

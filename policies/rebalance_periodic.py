@@ -19,6 +19,7 @@ from tmd.plugin import (
     PlanKind,
     Policy,
     PolicyConfig,
+    Positive,
     Urgency,
     Verdict,
 )
@@ -27,7 +28,7 @@ CAUSE = "rebalance.periodic"
 
 
 class RebalancePeriodicConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
-    every_s: float = 86_400.0
+    every_s: Positive = 86_400.0
     """Time from the end of one planned move of a job to the next; the first move comes as soon as a
     standby is available."""
 

@@ -18,6 +18,7 @@ from tmd.plugin import (
     JobState,
     Member,
     MigrationPlan,
+    NotNegative,
     Phase,
     PlanKind,
     Policy,
@@ -42,7 +43,7 @@ REMEMBERED = 5
 
 
 class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
-    cost_s: float = 30.0
+    cost_s: NotNegative = 30.0
     """Lowest assumed cost of a move, in seconds of the job; a higher measured cost replaces it."""
     witnesses: tuple[str, ...] = (
         "xid.",
@@ -57,7 +58,7 @@ class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields
         "host.hung_task",
     )
     """Prefixes of the codes of findings that explain a slow host."""
-    within_s: float = 600.0
+    within_s: NotNegative = 600.0
     """A witness must be raised this close in time to the slowness."""
 
 

@@ -24,6 +24,7 @@ from tmd.plugin import (
     JobRecord,
     JobState,
     Member,
+    NotNegative,
     Policy,
     PolicyConfig,
     Severity,
@@ -38,7 +39,7 @@ STEPS = 10
 
 
 class ReplaceFailedConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
-    patience_s: float = 10.0
+    patience_s: NotNegative = 10.0
     """How long a rank may stand still after a fatal finding about its host, and at least ten of its
     steps, before it is treated as lost."""
 

@@ -526,6 +526,29 @@ def test_config_check(config, tmp_path):
     assert "heartbeat_timeout_s" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("detectors.trainer", "heartbeat_timeout_s", 0),
+        ("detectors.nic", "flaps", 0),
+        ("detectors.host", "poll_s", 0),
+        ("detectors.nvml", "interval_s", -1),
+        ("detectors.xid", "quiet_s", -1),
+        ("policies.rebalance_periodic", "every_s", 0),
+    ],
+)
+def test_config_check_refuses_a_value_with_which_a_plug_in_cannot_work(
+    config, tmp_path, section, key, value
+):
+    """A time-out of 0, for instance, would end each healthy worker."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text(config.read_text() + f"[{section}]\n{key} = {value}\n")
+    wrong = tmd("config", "check", "-c", bad)
+
+    assert wrong.returncode == 2
+    assert key in wrong.stderr
+
+
 def test_config_check_reads_the_token_as_the_daemon_would(config, tmp_path):
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")

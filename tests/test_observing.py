@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 
+import msgspec
 import pytest
+from tmd_detectors.xid.kernellog import boot_id
+from tmd_detectors.xid.memory import XidMemory
 
 from tests.test_cli import ENVIRONMENT, tmd
 from tests.values import alert
 from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
 from tmd.config import store_key
-from tmd.core.values.model import HostStatus, Severity
+from tmd.core.values.model import HostStatus, Severity, Signal
 from tmd.daemon.store import RedisStore
 
 ONLY_EXEC = "[plugins]\nallow = ['exec']\n"
@@ -202,9 +205,22 @@ def test_doctor_finds_a_secret_that_is_not_that_of_the_cluster(config, redis_url
     assert points(same)["shared secret"]["ok"], same.stdout
 
 
-async def _reported(url, secret):
+def test_doctor_names_values_of_another_secret_on_a_host_whose_own_is_right(config, redis_url):
+    """The daemon works here: it is another host's secret that is wrong."""
+    asyncio.run(_reported(redis_url, b"0123456789abcdef"))
+    asyncio.run(_reported(redis_url, b"0123456789abcdeX", host="h2"))
+    text = "[cluster]\nname = 'doctor'\nsecret = '0123456789abcdef'\n[redis]\nurl = '{}'\n"
+    done = tmd("doctor", "--json", "-c", config(more=text.format(redis_url)))
+    found = points(done)["shared secret"]
+
+    assert done.returncode == 0
+    assert not found["ok"]
+    assert "only some values in Redis" in found["text"]
+
+
+async def _reported(url, secret, host="h1"):
     store = RedisStore(url, "doctor", store_key(secret, "doctor"))
-    await store.put_host(HostStatus(host="h1", incarnation="1", at=0.0), ttl_s=60, wake=False)
+    await store.put_host(HostStatus(host=host, incarnation="1", at=0.0), ttl_s=60, wake=False)
     await store.close()
 
 
@@ -224,3 +240,19 @@ def test_doctor_finds_a_folder_that_cannot_be_used(config, tmp_path):
 
     assert not found["state folder"]["ok"]
     assert "file is not a folder" in found["state folder"]["text"]
+
+
+def test_a_scan_leaves_the_memory_of_the_daemons_detectors_alone(config, tmp_path):
+    """It reads it: a fault that stands is a finding of the scan, too."""
+    log = tmp_path / "kmsg"
+    log.touch()
+    folder = tmp_path / "detectors" / "xid"
+    folder.mkdir(parents=True)
+    stands = Signal("xid.79", "pci:0000:03:00.0", Severity.FATAL, message="gone")
+    kept = msgspec.json.encode(XidMemory(boot_id(), standing=(stands,)))
+    (folder / "xid.json").write_bytes(kept)
+    more = f"[plugins]\nallow = ['xid']\n[detectors.xid]\nsource = '{log}'\n"
+    done = tmd("scan", "--json", "--seconds", "2", "-c", config(more=more))
+
+    assert "xid.79" in {a["code"] for a in json.loads(done.stdout)["alerts"]}
+    assert [(f.name, f.read_bytes()) for f in folder.iterdir()] == [("xid.json", kept)]

@@ -22,9 +22,10 @@ from msgspec import field, structs
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Strategy
 from tmd.core.values.names import wrong_name, wrong_plain
+from tmd.core.values.numbers import Positive
 from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words, os_reason
-from tmd.schema import Invalid, Positive, Problem, Secret, Section, Text, plain, read
+from tmd.schema import Invalid, Problem, Secret, Section, Text, plain, read
 from tmd.sections import (
     MIN_SECRET,
     BreakerSection,

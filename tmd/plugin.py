@@ -41,6 +41,7 @@ from tmd.core.values.model import (
     Verdict,
     WorkerStatus,
 )
+from tmd.core.values.numbers import Count, NotNegative, Positive
 from tmd.core.values.pace import Pace
 from tmd.core.values.reasons import in_words, os_reason
 from tmd.core.values.requests import DrainRequest
@@ -51,6 +52,7 @@ __all__ = [
     "Alert",
     "Child",
     "ClusterView",
+    "Count",
     "Detector",
     "DetectorConfig",
     "DetectorContext",
@@ -64,12 +66,14 @@ __all__ = [
     "Membership",
     "MigrationPlan",
     "Move",
+    "NotNegative",
     "Pace",
     "Phase",
     "PlanKind",
     "PluginError",
     "Policy",
     "PolicyConfig",
+    "Positive",
     "Severity",
     "Signal",
     "State",
@@ -161,6 +165,13 @@ class Detector(ABC):
     def sources_with(self, config: DetectorConfig) -> str:
         """Its sources on this host, for people; empty if they are obvious."""
         return ""
+
+    def declared_healthy(self, code: str) -> None:  # noqa: B027 - detectors may override it
+        """An operator has declared the findings of ``code`` over; all of them if it is empty.
+
+        Override it if findings are stated again after a restart because they are remembered, not
+        because they still hold: they must be forgotten. Must not block.
+        """
 
     @abstractmethod
     def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from msgspec import Meta, Struct, ValidationError, convert, structs, to_builtins
+from msgspec import Struct, ValidationError, convert, structs, to_builtins
 
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
 OWN = "own"
 """A field of this name takes the unknown keys of the section."""
 MASK = "**********"

@@ -18,8 +18,9 @@ from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits, ShadowGoals, ShadowLimits
 from tmd.core.values.model import Strategy
 from tmd.core.values.names import wrong_plain
+from tmd.core.values.numbers import NotNegative, Positive
 from tmd.core.values.reasons import in_words, os_reason
-from tmd.schema import MASK, Invalid, NotNegative, Positive, Secret, Section
+from tmd.schema import MASK, Invalid, Secret, Section
 
 MIN_SECRET = 16
 _LIMITS = PlanLimits()

@@ -160,7 +160,7 @@ def encode(message: Message) -> bytes:
     try:
         body = _encoder.encode(message)
     except UnicodeEncodeError:
-        body = _encoder.encode(_escaped(msgspec.to_builtins(message)))
+        body = _encoder.encode(_escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
     limit = MAX_DIRECTIVE if isinstance(message, DirectiveOrder) else MAX_FRAME
     if len(body) > limit:
         raise WireError(f"message {type(message).__name__} is {len(body)} bytes, limit {limit}")

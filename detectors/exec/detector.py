@@ -20,9 +20,11 @@ from msgspec import Meta, Struct
 
 from tmd.plugin import (
     Child,
+    Count,
     Detector,
     DetectorConfig,
     DetectorContext,
+    Positive,
     Severity,
     Signal,
     State,
@@ -35,7 +37,6 @@ END_S = 4.0
 """Longer than the warden's own limit, shorter than a reload of the daemon waits."""
 WARDEN = Path(__file__).with_name("warden.py")
 NAMED = frozenset(string.ascii_letters + string.digits + "_-")
-Positive = Annotated[float, Meta(gt=0)]
 
 
 class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +60,7 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     checks: tuple[ExecCheck, ...] = ()
     """Tables ``[[detectors.exec.checks]]``: ``name``, ``command``, ``every_s``, ``timeout_s``."""
-    output_limit: Annotated[int, Meta(gt=0)] = 65536
+    output_limit: Count = 65536
     """Largest output of a check, in bytes."""
 
     def __post_init__(self) -> None:

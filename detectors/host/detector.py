@@ -6,7 +6,17 @@ import sys
 from collections.abc import AsyncIterator
 from typing import ClassVar
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
+from tmd.plugin import (
+    Count,
+    Detector,
+    DetectorConfig,
+    DetectorContext,
+    NotNegative,
+    Positive,
+    Severity,
+    Signal,
+    State,
+)
 
 from .facts import Question
 from .judge import HOST, HostFindings, HostLimits
@@ -24,24 +34,24 @@ _LIMITS = HostLimits()
 
 
 class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
-    poll_s: float = 60.0
+    poll_s: Positive = 60.0
     """Time between two readings."""
     disks: tuple[str, ...] = ("/", "/tmp", "/var", "/dev/shm")
     """Paths whose file systems are checked, none of them a symbolic link. A process that may hang
     without harm reads them, also network file systems."""
-    disk_free_percent: float = _LIMITS.disk_free_percent
+    disk_free_percent: NotNegative = _LIMITS.disk_free_percent
     """Less free space, or fewer free inodes, is a finding."""
-    pressure_percent: float = _LIMITS.pressure_percent
+    pressure_percent: NotNegative = _LIMITS.pressure_percent
     """Share of a minute in which all tasks wait for memory (PSI, full avg60)."""
     driver_processes: tuple[str, ...] = ("nvidia*",)
     """Names of the GPU driver's processes."""
-    stuck_checks: int = _LIMITS.stuck_checks
+    stuck_checks: Count = _LIMITS.stuck_checks
     """Consecutive readings at which such a process is in state D and has not run."""
-    clock_offset_s: float = _LIMITS.clock_offset_s
+    clock_offset_s: NotNegative = _LIMITS.clock_offset_s
     """A larger offset of the clock is a finding."""
-    clock_hold_s: float = _LIMITS.clock_hold_s
+    clock_hold_s: NotNegative = _LIMITS.clock_hold_s
     """An unsynchronised clock is a finding after this long."""
-    quiet_s: float = _LIMITS.quiet_s
+    quiet_s: NotNegative = _LIMITS.quiet_s
     """Out-of-memory kills and hung tasks clear after this long without another."""
     proc_root: str = "/proc"
     """Where procfs is mounted."""

@@ -6,7 +6,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
+from tmd.plugin import (
+    Count,
+    Detector,
+    DetectorConfig,
+    DetectorContext,
+    NotNegative,
+    Positive,
+    Severity,
+    Signal,
+    State,
+)
 
 from .child import Request
 from .counters import RULES
@@ -26,7 +36,7 @@ _LINKS = LinkLimits()
 
 
 class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
-    poll_s: float = 5.0
+    poll_s: Positive = 5.0
     """Time between two readings."""
     interfaces: tuple[str, ...] = ()
     """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched, and their findings
@@ -39,21 +49,21 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     expect: tuple[str, ...] = ()
     """Names of ports that must exist and be up (``eth1``; of RDMA devices ``mlx5_0/1``). Others are
     expected once they have been up."""
-    down_hold_s: float = _LINKS.down_hold_s
+    down_hold_s: NotNegative = _LINKS.down_hold_s
     """A port is reported down, or gone, after this long."""
-    drop_s: float = _LINKS.drop_s
+    drop_s: NotNegative = _LINKS.drop_s
     """An outage of this length is a drop..."""
-    drop_hold_s: float = _LINKS.drop_hold_s
+    drop_hold_s: NotNegative = _LINKS.drop_hold_s
     """...which holds for this long after the port has recovered."""
-    flap_down_s: float = _LINKS.flap_down_s
+    flap_down_s: NotNegative = _LINKS.flap_down_s
     """``flaps`` outages of this length within ``flap_window_s`` are flapping..."""
-    flaps: int = _LINKS.flaps
+    flaps: Count = _LINKS.flaps
     """Number of outages that count as flapping."""
-    flap_window_s: float = _LINKS.flap_window_s
+    flap_window_s: Positive = _LINKS.flap_window_s
     """Window of time for ``flaps``."""
-    flap_hold_s: float = _LINKS.flap_hold_s
+    flap_hold_s: NotNegative = _LINKS.flap_hold_s
     """...which holds for this long after the last one; 0: until the daemon restarts."""
-    quiet_s: float = 600.0
+    quiet_s: NotNegative = 600.0
     """A counter clears after it has been quiet for this long."""
     sys_root: str = "/sys"
     """Where sysfs is mounted."""

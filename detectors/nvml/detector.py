@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import AsyncIterator
 from typing import ClassVar
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Signal, in_words
+from tmd.plugin import Detector, DetectorConfig, DetectorContext, Positive, Signal, in_words
 
 from .judge import Judge
 from .probe import Ended, Hung, NvmlProbe
@@ -17,9 +17,9 @@ LONGEST_PAUSE = 8
 
 
 class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
-    interval_s: float = 10.0
+    interval_s: Positive = 10.0
     """Interval between readings of the GPUs."""
-    deadline_s: float = 30.0
+    deadline_s: Positive = 30.0
     """A reading that takes longer means that the driver hangs."""
     gpus: int = 0
     """Number of GPUs this host should have; 0: as many as sysfs shows."""

@@ -32,6 +32,8 @@ MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
 class NvmlFinding(Struct, frozen=True):
     severity: Severity
     message: str
+    count: int = 0
+    """Occurrences since the last reading. Others are states, which are reported once."""
 
 
 Holds = dict[str, NvmlFinding | None]
@@ -160,14 +162,21 @@ class Judge:
                     del self._reported[key]
                     yield Signal(code, entity, reported.severity, State.CLEARED, "it has ended")
                 continue
-            if reported is not None and reported.severity is finding.severity:
+            if reported is not None and reported.severity is finding.severity and not finding.count:
                 continue
             if reported is not None and finding.severity.grade < reported.severity.grade:
                 yield Signal(code, entity, reported.severity, State.CLEARED, "less severe now")
             self._reported[key] = finding
             failed = [f"{name} returned {number}" for name, number in codes.items()]
             evidence = (*([f"uuid {uuid}"] if uuid else []), *failed)
-            yield Signal(code, entity, finding.severity, message=finding.message, evidence=evidence)
+            yield Signal(
+                code,
+                entity,
+                finding.severity,
+                message=finding.message,
+                evidence=evidence,
+                count=max(finding.count, 1),
+            )
 
 
 def _recovery(action: int) -> NvmlFinding | None:
@@ -202,7 +211,8 @@ def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
         return {"nvml.ecc": None}
     # The driver contains some errors: if it requests no recovery, the job survives.
     severity = Severity.FATAL if gpu.recovery is None else Severity.DEGRADED
-    return {"nvml.ecc": NvmlFinding(severity, f"{count - before} uncorrectable ECC errors; reset")}
+    more = count - before
+    return {"nvml.ecc": NvmlFinding(severity, f"{more} uncorrectable ECC errors; reset", more)}
 
 
 def _heat(gpu: Gpu, known: History, now: float) -> Holds:

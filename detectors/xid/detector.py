@@ -9,7 +9,17 @@ from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import structs
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State, os_reason
+from tmd.plugin import (
+    Detector,
+    DetectorConfig,
+    DetectorContext,
+    NotNegative,
+    Positive,
+    Severity,
+    Signal,
+    State,
+    os_reason,
+)
 
 from . import events, kernellog, memory, sxids, table
 from .findings import XidFindings
@@ -42,9 +52,9 @@ class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     events: Literal["auto", "always", "never"] = "auto"
     """When to use NVML's XID events: if the log cannot be read, always, or never. They are received
     by a process of its own, of 8 MB."""
-    events_deadline_s: float = 30.0
+    events_deadline_s: Positive = 30.0
     """A driver that does not answer for this long counts as hung."""
-    quiet_s: float = 600.0
+    quiet_s: NotNegative = 600.0
     """Findings that move no rank clear after this long."""
     facilities: tuple[int, ...] = (KERNEL,)
     """Syslog facilities whose lines count. User space cannot write facility 0; any other lets every
@@ -62,6 +72,7 @@ class XidDetector(Detector):
     ) -> None:
         self._open = open_log
         self._library = library
+        self._follower: Follower | None = None
 
     def supported(self) -> str | None:
         return self.supported_with(XidConfig())
@@ -89,6 +100,7 @@ class XidDetector(Detector):
             received = events.Events(config.events_deadline_s)
         merge = Merge(MERGE_S if log is not None else 0.0) if received is not None else None
         follower = Follower(config, load(config), ctx.state_dir / "xid.json", ctx.now(), merge)
+        self._follower = follower
         try:
             for signal in follower.restated():
                 yield signal
@@ -111,6 +123,10 @@ class XidDetector(Detector):
                 follower.keep()
             if received is not None:
                 await received.close()
+
+    def declared_healthy(self, code: str) -> None:
+        if self._follower is not None:
+            self._follower.forget(code)
 
     def _log(self, config: XidConfig) -> kernellog.KernelLogSource | None:
         """The log; ``None`` if it cannot be read and events replace it."""
@@ -244,6 +260,12 @@ class Follower:
         if self._judged or now - self._kept > IDLE_KEEP_S:
             self._kept = now
             yield from self._try_to_keep()
+
+    def forget(self, code: str) -> None:
+        """Forget the findings of ``code``, or all if it is empty, also after a restart."""
+        self.findings.forget(code)
+        self.switches.forget(code)
+        self._judged = True  # to be saved at the next period
 
     def keep(self) -> None:
         """Save the position, so that judged lines are not judged again after a restart."""

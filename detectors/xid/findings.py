@@ -106,6 +106,16 @@ class XidFindings:
             if not finding.grave and now - finding.seen >= quiet_s:
                 yield self._clear(key, f"not seen for {quiet_s:g} s")
 
+    def forget(self, code: str) -> None:
+        """Forget the findings of ``code``, or all if it is empty, and the processes that met them.
+
+        A later line raises them again.
+        """
+        gone = [k for k, f in self._standing.items() if code in ("", f.signal.code)]
+        for key in gone:
+            del self._standing[key]
+            self._met.pop(key, None)
+
     def memory(self, boot: str, seq: int | None) -> XidMemory:
         grave = tuple(f.signal for f in self._standing.values() if f.grave)
         met = tuple(

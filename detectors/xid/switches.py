@@ -125,6 +125,11 @@ class Switches:
             if not standing.grave and now - standing.seen >= quiet_s:
                 yield self._clear(key, f"not seen for {quiet_s:g} s")
 
+    def forget(self, code: str) -> None:
+        """Forget the errors of ``code``, or all if it is empty. A later line raises them again."""
+        kept = {k: s for k, s in self._standing.items() if code not in ("", s.signal.code)}
+        self._standing = kept
+
     def grave(self) -> tuple[Signal, ...]:
         """Findings that must survive a restart of the daemon."""
         return tuple(s.signal for s in self._standing.values() if s.grave)

@@ -1,21 +1,27 @@
-"""Chooses the source of a joiner's state."""
+"""Opens a planned move: whose turn it is, and from whom the joiner gets its state."""
 
+import pytest
 from msgspec import structs
 
-from tests.core.test_hot_standbys import cluster, worker
+from tests.core.test_hot_standbys import cluster, member, worker
 from tests.values import alert
-from tmd.core.planning.directives import Prepare, directive_of
+from tmd.core.planning.directives import Leave, Prepare, Train, Wait, directive_of
 from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     Activity,
     Alert,
+    ClusterView,
+    HostStatus,
     JobRecord,
+    JobState,
+    Membership,
     MigrationPlan,
     Severity,
     Urgency,
     Verdict,
 )
+from tmd.core.values.requests import DrainRequest
 
 WANTED = Verdict(job="j", worker="a", urgency=Urgency.DRAIN, cause="drain", reason="asked")
 
@@ -73,3 +79,85 @@ def test_the_leaver_is_the_source_if_it_has_no_replica() -> None:
     _, plan = planned(ailing("h-a", Severity.FATAL), replicas=((0,), (1,)))
 
     assert plan.moves[0].source == plan.moves[0].leaver
+
+
+def full(count: int, *drains: DrainRequest) -> tuple[JobRecord, ClusterView]:
+    """A host h-a with both ranks of a and b, one more host with rank 2, and ``count`` standbys."""
+    workers = [
+        worker(n, Activity.TRAINING, rank=i, epoch=1, step=9, world_size=3)
+        for i, n in enumerate("abc")
+    ]
+    pool = [worker(f"s{n}", world_size=3) for n in range(count)]
+    hosts = (
+        HostStatus(host="h-a", incarnation="1", workers=tuple(workers[:2])),
+        *(HostStatus(host=f"h-{w.worker}", incarnation="1", workers=(w,)) for w in workers[2:]),
+        *(HostStatus(host=f"h-{w.worker}", incarnation="1", workers=(w,)) for w in pool),
+    )
+    members = (member("a"), structs.replace(member("b"), host="h-a"), member("c"))
+    record = JobRecord(
+        job="j",
+        world_size=3,
+        state=JobState.RUNNING,
+        membership=Membership(epoch=1, members=members),
+        proposed=1,
+    )
+    return record, ClusterView(hosts=hosts, jobs=(record,), drains=drains)
+
+
+def wish(name: str, request: str = "", **more: object) -> Verdict:
+    verdict = structs.replace(WANTED, worker=name, policy="p", request=request)
+    return structs.replace(verdict, **more)
+
+
+def steered(record: JobRecord, view: ClusterView, *verdicts: Verdict) -> JobRecord:
+    return steer(record, view, verdicts, now=0.0, age=0.0, limits=PlanLimits())
+
+
+def test_a_host_that_cannot_be_served_does_not_block_others() -> None:
+    """It needs two standbys, and there is one, which suffices for the other host."""
+    record, view = full(1)
+    after = steered(record, view, wish("a", "first"), wish("b", "first"), wish("c", "second"))
+    none = steered(*full(0), wish("a", "first"), wish("b", "first"), wish("c", "second"))
+
+    assert after.plan is not None
+    assert [m.rank for m in after.plan.moves] == [2]
+    assert after.plan.request == "second"
+    assert none.plan is None
+    assert "h-a waits for 2 standby" in none.detail
+
+
+def test_a_requested_move_comes_before_one_that_a_policy_wants() -> None:
+    record, view = full(2)
+    after = steered(record, view, wish("a"), wish("b"), wish("c", "asked"))
+
+    assert after.plan is not None
+    assert after.plan.request == "asked"
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_request_wins_over_a_policy_that_wants_the_same_move(turn: int) -> None:
+    """In whichever order the policies are configured: it says whether the workers exit."""
+    record, view = full(2)
+    verdicts = [wish("c", "asked", leave=True), wish("c", policy="drain_degraded")][::turn]
+    after = steered(record, view, *verdicts)
+
+    assert after.plan is not None
+    assert (after.plan.request, after.plan.leave) == ("asked", True)
+
+
+def test_standbys_of_a_host_that_is_drained_with_leave_exit() -> None:
+    record, view = full(2, DrainRequest("h-s0", "r", leave=True), DrainRequest("h-s1", "q"))
+    after = steered(record, view)
+    undrained = steered(after, structs.replace(view, drains=()))
+
+    assert isinstance(directive_of(after, "s0"), Leave)
+    assert isinstance(directive_of(after, "s1"), Wait)
+    assert isinstance(directive_of(undrained, "s0"), Wait)
+    assert steered(after, view) == after
+
+
+def test_ranks_of_a_host_that_is_drained_with_leave_exit_only_after_a_move() -> None:
+    record, view = full(0, DrainRequest("h-c", "r", leave=True))
+    after = steered(record, view, wish("c", "r", leave=True))
+
+    assert isinstance(directive_of(after, "c"), Train)

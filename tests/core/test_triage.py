@@ -263,3 +263,36 @@ def test_a_finding_seen_after_a_declaration_of_health_is_raised_again():
 
     assert news is not None
     assert news.id == "2"
+
+
+def test_a_finding_that_stood_before_a_restart_has_not_come_back():
+    """Its detector states it again at each start; that is no recurrence."""
+    board = Board()
+    for start in range(6):
+        board, news = fold_all(
+            restored(board.lasting, "h1"), OF_HOST, AGAIN, alert_id=f"{start}", now=start, clock=0.0
+        )
+        assert [a.code for a in news] == ["a.b"]
+    over, _ = fold_all(
+        board,
+        structs.replace(OF_HOST, state=State.CLEARED),
+        AGAIN,
+        alert_id="o",
+        now=9.0,
+        clock=0.0,
+    )
+
+    assert len(board.memory.raises) == 1
+    assert restored(over.lasting, "h1").memory.standing == ()
+
+
+def test_a_finding_that_came_back_often_is_still_as_grave_after_a_restart():
+    warning = structs.replace(OF_HOST, severity=Severity.WARNING)
+    board, _ = come_and_go(warning, (0, 1, 2, 3))
+    board, _ = fold_all(board, warning, AGAIN, alert_id="x", now=4.0, clock=0.0)
+    before = {a.severity for a in board.alerts}
+    board, news = fold_all(
+        restored(board.lasting, "h1"), warning, AGAIN, alert_id="y", now=5.0, clock=0.0
+    )
+
+    assert {a.severity for a in news} == before == {Severity.DEGRADED}

@@ -13,9 +13,11 @@ from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.health import HostHealth
 from tmd.daemon.journal import Journal
+from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
+from tmd.plugin import Detector
 from tmd.testing import MemoryStore
 
 pytestmark = pytest.mark.looptime
@@ -24,11 +26,36 @@ SIGNAL = Signal(code="gpu.lost", entity="gpu:0", severity=Severity.FATAL)
 OVER = Signal(code="gpu.lost", entity="gpu:0", severity=Severity.FATAL, state=State.CLEARED)
 
 
+class Forgetful(Detector):
+    name = "forgetful"
+
+    def __init__(self):
+        self.declared = []
+
+    def declared_healthy(self, code):
+        self.declared.append(code)
+
+    async def watch(self, ctx):
+        await ctx.sleep(1e9)
+        yield SIGNAL
+
+
+class Broken(Forgetful):
+    name = "broken"
+
+    def declared_healthy(self, code):
+        raise RuntimeError("broken")
+
+
 @asynccontextmanager
-async def daemon(data, state_dir, host="h1"):
+async def daemon(data, state_dir, *detectors, host="h1"):
     """The parts of one daemon that these tests need, while the block lasts."""
     store, store_health = data.client(), StoreHealth()
-    watcher = Watcher(host, "boot", [], Roster(), store, store_health, Journal(None))
+    loaded = [
+        LoadedDetector(d, d.Config(), Strategy.ACT, PluginOrigin(d.name, "", ""), state_dir)
+        for d in detectors
+    ]
+    watcher = Watcher(host, "boot", loaded, Roster(), store, store_health, Journal(None))
     health = HostHealth(host, watcher, store, store_health, state_dir)
     async with running(watcher, health):
         yield watcher, health
@@ -102,3 +129,16 @@ async def test_a_finding_is_raised_after_its_hold(tmp_path):
 
         assert early == ()
         assert [a.code for a in watcher.board.alerts] == ["gpu.lost"]
+
+
+async def test_detectors_learn_of_a_declaration_of_health(tmp_path):
+    """Those that remember findings must forget them; one that fails at it affects no other."""
+    data = MemoryStore()
+    forgetful, broken = Forgetful(), Broken()
+    async with daemon(data, tmp_path, broken, forgetful) as (_, health):
+        await data.client().declare_healthy(HealthyRequest("h1", "r1", code="gpu.lost"))
+        health.bell.ring()
+        await asyncio.sleep(1)
+
+    assert forgetful.declared == ["gpu.lost"]
+    assert data.healthy == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 from tmd_policies.drain_degraded import DrainDegraded
 from tmd_policies.drain_requested import DrainRequested
@@ -145,6 +146,18 @@ async def test_the_breaker_is_closed_at_a_time_of_the_store():
     assert await end_pause(data.client(), "ann", "h2")
     assert data.breaker == Breaker(reason=OPEN.reason, at=1234.5, by="ann")
     assert not data.paused
+
+
+@pytest.mark.parametrize(
+    ("server_time", "at"), [(OPEN.at - 60, OPEN.at), (OPEN.at - 86_400, OPEN.at - 86_100)]
+)
+async def test_what_has_opened_the_breaker_does_not_count_again(server_time, at):
+    """Its findings bear the clocks of hosts, and that of the store may be a little behind."""
+    data = MemoryStore()
+    data.breaker, data.server_time = OPEN, server_time
+
+    assert await end_pause(data.client(), "ann", "h2")
+    assert data.breaker.at == at
 
 
 def test_the_breaker_alert_names_the_reason_and_the_operator():

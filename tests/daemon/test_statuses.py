@@ -39,6 +39,7 @@ def test_hosts_that_are_left_out_are_as_they_were_read_last() -> None:
     reader = StatusReader()
     reader.read([("h1", PLAIN), ("h2", LATER), ("h3", None)])
     assert reader.new(["h1", "h2", "h3", "h4"]) == ["h3", "h4"]  # h3 was forged
+    assert reader.unverified == ["h3"]
 
     read = reader.read([], others=["h1", "h2"])
     assert ([status.host for status in read.hosts], read.unread) == (["h1"], ("h2",))

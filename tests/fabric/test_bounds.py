@@ -110,6 +110,17 @@ def test_links_of_joiners_that_have_hung_up_are_kept_up_to_a_number() -> None:
         assert stayer.misses(later)
 
 
+def test_links_of_joiners_of_dropped_plans_are_closed() -> None:
+    """Each plan has an epoch of its own."""
+    with circle(1) as alone:
+        stayer = alone.fabrics[0]
+        for epoch in range(2, 202):
+            caller = Caller(f"joiner-{epoch}", KEY)
+            caller.dial(member(stayer), "0", LinkPurpose.COLLECTIVE, epoch, timeout=5).close()
+
+        assert stayer.parked <= 2 * ENDED
+
+
 def test_links_of_joiners_that_wait_are_all_kept() -> None:
     with circle(1) as alone, ExitStack() as links:
         stayer = alone.fabrics[0]

@@ -136,6 +136,7 @@ def test_shipped_plug_ins_import_only_the_public_api():
         "tmd.child",
         "tmd.core",
         "tmd.core.values",
+        "tmd.core.values.numbers",
         "tmd.core.values.alert",
         "tmd.core.values.checkpoints",
         "tmd.core.values.demands",

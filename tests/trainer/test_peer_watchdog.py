@@ -10,18 +10,22 @@ from contextlib import suppress
 
 import pytest
 
-from tests.fabric.circle import PATIENCE, Circle, circle
+from tests.fabric.circle import PATIENCE, Circle, at_once, circle
+from tests.trainer.wire import Facts
+from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
-from tmd.fabric import EpochView, Fabric
+from tmd.fabric import EpochView, Fabric, epoch_view
 from tmd.trainer.worker.peer_watchdog import LONG, MISSES, PeerWatchdog
 
 
 class Gate:
-    """An address before a fabric: it passes callers on, or hangs up while ``frozen``."""
+    """An address before a fabric: it passes callers on. It hangs up while ``frozen``, and says
+    nothing while ``silent``."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.calls = 0
-        self.frozen = False
+        self.frozen = self.silent = False
+        self._unanswered: list[socket.socket] = []
         self._target = fabric.address
         self._carriers: list[threading.Thread] = []
         self._door = socket.create_server(("127.0.0.1", 0))
@@ -33,6 +37,8 @@ class Gate:
         self._door.shutdown(socket.SHUT_RDWR)
         self._thread.join(PATIENCE)
         self._door.close()
+        for near in self._unanswered:
+            near.close()
         for carrier in self._carriers:
             carrier.join(PATIENCE)
             assert not carrier.is_alive()
@@ -44,6 +50,9 @@ class Gate:
             except OSError:
                 return
             self.calls += 1
+            if self.silent:
+                self._unanswered.append(near)
+                continue
             if self.frozen:
                 near.close()
                 continue
@@ -137,6 +146,26 @@ def test_a_neighbour_that_holds_two_ranks_is_called_once_a_look(scene: Scene) ->
 
     assert scene.gates["w3"].calls == MISSES - 1
     assert not scene.standing.poisoned
+
+
+def test_a_peer_to_which_a_link_is_being_opened_is_called(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have frozen before the first one, and nobody else would notice. A call waits for a
+    moment instead of seconds."""
+    monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.05)
+    scene.gates["w2"].silent = True
+
+    def open_one() -> None:
+        with pytest.raises(LinkError):
+            scene.standing.link("late", 2)
+
+    def look() -> None:
+        Facts().until(lambda: "w2" in scene.standing.neighbours)
+        scene.looks(LONG + MISSES - 1)
+
+    at_once([open_one, look])
+    assert scene.standing.suspects == ("w2",)
 
 
 def test_no_neighbour_is_called_before_the_wait_is_long(scene: Scene) -> None:

@@ -13,8 +13,9 @@ from typing import Annotated
 from msgspec import Meta, structs
 
 from tmd.core.values.model import Phase
+from tmd.core.values.numbers import NotNegative, Positive
 from tmd.core.values.reasons import in_words
-from tmd.schema import Invalid, NotNegative, Positive, Section
+from tmd.schema import Invalid, Section
 
 POINTS = (
     *("data", "forward", "backward", "before-vote", "in-vote", "after-vote", "optimizer"),

@@ -21,9 +21,11 @@ from tmd.core.values.reasons import in_words
 if TYPE_CHECKING:
     from tmd.config import Settings
     from tmd.core.worker.carrier import CudaFacts
+    from tmd.daemon.codec import Verified
 
 CLOCK_S = 1.0
-"""A larger difference to the clock of Redis makes displayed times misleading, nothing else."""
+"""A larger difference to the clock of Redis makes displayed times misleading. Findings bear the
+clock of their host, and 'tmd resume' that of Redis."""
 
 
 class Point(Struct, frozen=True):
@@ -122,20 +124,28 @@ def _redis(settings: Settings) -> Iterator[Point]:
         yield Point("redis", False, True, str(error))
         return
     yield Point("redis", True, True, "answers reads and writes")
-    yield _same_secret(store.forged_kinds)
+    yield _same_secret(store.read_so_far)
     near = abs(ahead) < CLOCK_S
     service = "run a time service (chrony, systemd-timesyncd) on this host and on that of Redis"
     remedy = "" if near else f": {service}"
     yield Point("clock", near, False, f"{abs(ahead):.3f} s from that of Redis{remedy}")
 
 
-def _same_secret(forged: list[str]) -> Point:
-    """Whether the values that members of the cluster wrote match the secret of this host."""
-    if not forged:
+def _same_secret(verified: Verified) -> Point:
+    """Whether the values that members of the cluster wrote match the secret of this host. If only
+    some do, another host has another secret."""
+    if not verified.forged:
         return Point("shared secret", True, True, "verifies what is in Redis")
+    kinds = ", ".join(verified.forged)
+    if verified.some:
+        text = (
+            f"verifies only some values in Redis, not all ({kinds}): compare [cluster] secret_file "
+            "on the hosts that 'tmd status' does not show"
+        )
+        return Point("shared secret", False, False, text)
     text = (
-        f"does not verify values in Redis ({', '.join(forged)}): compare [cluster] secret_file "
-        "with that of the other hosts"
+        f"does not verify values in Redis ({kinds}): compare [cluster] secret_file with that of "
+        "the other hosts"
     )
     return Point("shared secret", False, True, text)
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import structs
 
 from tmd.config import Log, Settings
 from tmd.core.alerts.findings import AT_ONCE, Rules
@@ -46,10 +52,21 @@ def watch(
 ) -> tuple[Alert, ...]:
     """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``; return the open alerts.
 
-    There are no workers here, so detectors that watch workers see none.
+    There are no workers here, so detectors that watch workers see none. Each gets a copy of its
+    folder: the daemon's own detector must not take what was judged here for judged by itself.
     """
     logs.configure(Log(level="error"), host=settings.host.name)
-    return asyncio.run(_watch(Listening(settings, detectors, hear), seconds))
+    with tempfile.TemporaryDirectory(prefix="tmd-scan-") as folder:
+        copies = [_copied(each, Path(folder)) for each in detectors]
+        return asyncio.run(_watch(Listening(settings, copies, hear), seconds))
+
+
+def _copied(loaded: LoadedDetector, folder: Path) -> LoadedDetector:
+    """``loaded`` with a folder of its own, which has what could be read of the daemon's."""
+    copy = folder / loaded.origin.name
+    with suppress(OSError, shutil.Error):
+        shutil.copytree(loaded.state_dir, copy)
+    return structs.replace(loaded, state_dir=copy)
 
 
 async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]:

@@ -135,11 +135,12 @@ def forget(
     workers end as soon as their hosts reach Redis again. Refused while a host reports a worker."""
     from tmd.core.planning.planning import given_up
     from tmd.core.values.errors import Conflict
-    from tmd.core.values.view_checks import ENDED
+    from tmd.core.values.view_checks import ENDED, too_new
 
     async def ask(store: RedisStore, _: Settings) -> None:
         view = await store.snapshot()
-        _refuse_unreadable(view)
+        if job in view.unread_jobs:
+            raise TmdError(too_new(job))
         record = view.record(job)
         if record is None:
             raise TmdError(f"there is no job '{job}'; check 'tmd status'")

@@ -63,7 +63,7 @@ class HostHealth:
 
     def keep(self) -> None:
         """Write the memory of findings to disk if it has changed."""
-        memory = self._watcher.board.memory
+        memory = self._watcher.board.lasting
         if memory != self._kept:
             self._kept = memory
             self._file.write(msgspec.json.encode(memory))

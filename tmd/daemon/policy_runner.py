@@ -35,6 +35,8 @@ from tmd.plugin import Policy
 log = structlog.get_logger("tmd.leader")
 
 OPEN = "breaker.open"
+CLOCK_SKEW_S = 300.0
+"""By how much the clock of Redis may be behind that of the leader which opened the breaker."""
 
 
 class Ruling(Struct, frozen=True):
@@ -134,8 +136,11 @@ async def end_pause(store: Store, by: str, host: str) -> bool:
     """
     before = (await store.snapshot()).breaker
     if before.open:
-        # Findings and plans since then count again. An operator's clock may be wrong.
-        breaker = Breaker(open=False, reason=before.reason, at=await store.clock(), by=by)
+        # Findings and plans since then count again. An operator's clock may be wrong. That of Redis
+        # may be a little behind those of the hosts, whose findings have opened the breaker.
+        clock = await store.clock()
+        at = max(clock, min(before.at, clock + CLOCK_SKEW_S))
+        breaker = Breaker(open=False, reason=before.reason, at=at, by=by)
         await store.publish_alert(breaker_alert(breaker, host, opened_at=before.at))
         await store.set_breaker(breaker)
     await store.set_paused(False)

@@ -53,6 +53,11 @@ class StatusReader:
         known = ((name, self._known.get(name, UNKNOWN)) for name in names)
         return [name for name, one in known if one.status is None and not one.later]
 
+    @property
+    def unverified(self) -> list[str]:
+        """Hosts whose latest reading was written by no member."""
+        return self.new(self._known)
+
     def read(
         self, values: Iterable[tuple[str, bytes | None]], others: Collection[str] = ()
     ) -> Statuses:

@@ -223,6 +223,11 @@ class Watcher:
             self.board, self._host, request.code, by=request.by, request=request.id, now=time.time()
         )
         self._note(board, news)
+        for name, watched in self._watched.items():
+            try:
+                watched.loaded.detector.declared_healthy(request.code)
+            except Exception:  # contained, as whatever a detector raises
+                log.exception("detector failed at 'tmd set-healthy'", detector=name)
 
     def terms(self) -> dict[str, tuple[Strategy, Rules]]:
         """The strategy of each enabled detector, and when its findings count."""

@@ -17,8 +17,8 @@ from tmd.fabric.raw import RawLinks
 AHEAD = 1 << 16
 """How many epochs ahead a link may be; a caller further ahead does not belong to this job."""
 ENDED = 64
-"""Links kept for each later epoch although the other side has closed them: they show that a joiner
-of the present plan is gone. Older ones are of joiners of dropped plans, and each holds a
+"""Links kept although the other side has closed them: those of the latest epoch show that a joiner
+of the present plan is gone. All others are of joiners of dropped plans, and each holds a
 descriptor."""
 
 _log = logging.getLogger("tmd.fabric")
@@ -36,6 +36,8 @@ class Admission:
         self.epoch = -1
         """The newest epoch of this worker; older ones are refused."""
         self._ahead: dict[int, Links] = {}
+        self._unswept = 0
+        """Links kept since the last sweep."""
         self._raw = raw
         self._counters = counters
 
@@ -61,18 +63,28 @@ class Admission:
             return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
 
     def keep(self, epoch: int, key: LinkKey, link: Link) -> None:
-        """Keep ``link`` for a later ``epoch``; close the oldest of those that have ended."""
+        """Keep ``link`` for a later ``epoch``; from time to time close those that have ended."""
         with self.lock:
             links = self._ahead.setdefault(epoch, {})
             surplus = put(links, key, link)
             links[key] = links.pop(key)  # the newest comes last
-            if len(links) > 2 * ENDED:
-                ended = [each for each, parked in links.items() if parked.ended]
-                for each in ended[:-ENDED]:
-                    links.pop(each).close()
+            self._unswept += 1
+            if self._unswept >= ENDED:
+                self._sweep()
         if surplus is not None:
             surplus.close()
         self._counters.count_link(key.group, key.worker)
+
+    def _sweep(self) -> None:
+        """Close the links that have ended, but for the newest of the latest epoch."""
+        self._unswept = 0
+        latest = max(self._ahead)
+        for epoch, links in list(self._ahead.items()):
+            ended = [key for key, link in links.items() if link.ended]
+            for key in ended[:-ENDED] if epoch == latest else ended:
+                links.pop(key).close()
+            if not links:
+                del self._ahead[epoch]
 
     def has(self, epoch: int, key: LinkKey) -> bool:
         """Whether a link waits for ``epoch`` that the other side has not closed."""

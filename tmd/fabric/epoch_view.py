@@ -86,6 +86,7 @@ class EpochView:
         self._watch, self._on_poison = watch, on_poison
         self._suspects: tuple[str, ...] = ()
         self._settled = threading.Event()
+        self._opening: list[str] = []
         for key, link in links.items():
             watch.opened(key.group, link)
 
@@ -122,6 +123,11 @@ class EpochView:
 
     # --- links ---------------------------------------------------------------------------------
 
+    @property
+    def neighbours(self) -> frozenset[str]:
+        """Workers to which there is a link, or to which one is being opened."""
+        return frozenset((*(key.worker for key, _ in self.member_links()), *self._opening))
+
     def link(
         self,
         group: str,
@@ -141,9 +147,13 @@ class EpochView:
         if link is not None:
             return link
         deadline = time.monotonic() + patience if patience else inf
-        if lane == SENDING or dials(self._caller.worker, member.worker):
-            return self._dial(key, member, deadline)
-        return self._expect(key, member, deadline)
+        self._opening.append(member.worker)
+        try:
+            if lane == SENDING or dials(self._caller.worker, member.worker):
+                return self._dial(key, member, deadline)
+            return self._expect(key, member, deadline)
+        finally:
+            self._opening.remove(member.worker)
 
     def place(self, key: LinkKey, link: Link) -> bool:
         """Store an incoming link; ``False`` if the epoch is poisoned."""

@@ -25,6 +25,12 @@ class Host:
     def sees(self, times=1, **changes):
         return self.shows(NvmlReport(gpus=(GPU._replace(**changes),)), times)
 
+    def counts(self, **changes):
+        """The counts of all signals of one reading."""
+        self._now += EVERY_S
+        report = NvmlReport(gpus=(GPU._replace(**changes),))
+        return [signal.count for signal in self.judge.observe(report, self._now)]
+
     def shows(self, report, times=1):
         """(code without prefix, severity, state) of all signals of the last reading."""
         for _ in range(times):
@@ -226,3 +232,10 @@ def test_a_hang_worsens_and_clears(host):
     assert reported[1] == [("hung", DEGRADED, RAISED)]
     assert reported[2] == []
     assert reported[3] == [("hung", DEGRADED, CLEARED)]
+
+
+def test_further_ecc_errors_are_counted(host):
+    """Also after an operator has declared the first ones over, of which the judge knows nothing."""
+    found = [host.counts(uncorrected=n) for n in (0, 1, 1, 5, 9)]
+
+    assert found == [[], [1], [], [4], [4]]

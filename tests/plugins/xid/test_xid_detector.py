@@ -327,3 +327,17 @@ async def _until_closed(reader, config, folder):
             if signal.code == "xid.no_log":
                 return
             yield signal
+
+
+async def test_a_fault_that_an_operator_has_declared_over_is_not_stated_again(log, tmp_path):
+    """Not after a restart either, unless it recurs."""
+    detector = XidDetector(log.open)
+    log.write(GONE)
+    log.write(GONE.replace("79", "62"))
+    async with signals_of(detector, XidConfig(), tmp_path) as signals:
+        assert {(await anext(signals)).code for _ in range(2)} == {"xid.79", "xid.62"}
+        detector.declared_healthy("xid.79")
+    async with signals_of(XidDetector(log.open), XidConfig(), tmp_path) as signals:
+        assert (await anext(signals)).code == "xid.62"  # restated
+        log.write(GONE)
+        assert (await anext(signals)).code == "xid.79"

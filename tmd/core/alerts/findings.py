@@ -81,6 +81,8 @@ class FindingMemory(Struct, frozen=True):
     raises: tuple[Raise, ...] = ()
     """Each detector's raises, oldest first, none older than its window at the latest raise."""
     ban: Alert | None = None
+    standing: tuple[FindingKey, ...] = ()
+    """Findings that stood when the daemon stopped. Its detectors state them again."""
 
     def times(self, key: FindingKey, since: float) -> int:
         """Number of raises of ``key`` after ``since``."""

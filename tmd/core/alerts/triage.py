@@ -44,6 +44,13 @@ class Board(Struct, frozen=True):
     def alerts(self) -> tuple[Alert, ...]:
         return tuple(self.raised.values())
 
+    @property
+    def lasting(self) -> FindingMemory:
+        """The memory as it is to be kept for the next start."""
+        stands = [k for k, a in self.raised.items() if is_of_host(a.job, a.severity)]
+        standing = dict.fromkeys((*self.memory.standing, *stands))
+        return structs.replace(self.memory, standing=tuple(standing)[-REMEMBERED:])
+
 
 def restored(memory: FindingMemory, host: str) -> Board:
     """The board of a starting daemon: a ban stays, and detectors report their findings again."""
@@ -108,7 +115,8 @@ def declared_healthy(
     raises = tuple(r for r in memory.raises if code not in ("", r.key.code))
     kept = None if code in ("", BANNED) else memory.ban
     suspects = {k: s for k, s in board.suspects.items() if code not in ("", k.code)}
-    board = Board(board.raised, suspects, FindingMemory(raises, kept))
+    standing = tuple(k for k in board.memory.standing if code not in ("", k.code))
+    board = Board(board.raised, suspects, FindingMemory(raises, kept, standing))
     what = ", ".join(sorted({key.code for key in ended})) or "nothing was raised"
     record = Alert(
         id=f"{host}-healthy-{request}",
@@ -131,7 +139,7 @@ def declared_healthy(
 
 
 def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[Board, News]:
-    """Raise a suspect after its hold time."""
+    """Raise a suspect after its hold time. One that stood before a restart has not come back."""
     suspect = board.suspects[key]
     if clock - suspect.since < suspect.origin.rules.hold_s:
         return board, ()
@@ -139,9 +147,14 @@ def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[B
     memory = board.memory
     alert = _raised(suspect, now)
     times = 0
+    stood = key in memory.standing
+    if stood:
+        standing = tuple(k for k in memory.standing if k != key)
+        memory = structs.replace(memory, standing=standing)
     if rules.repeats and is_of_host(alert.job, alert.severity):
         since = now - rules.window_s
-        memory = structs.replace(memory, raises=_with(memory.raises, Raise(key, now), since))
+        if not stood:
+            memory = structs.replace(memory, raises=_with(memory.raises, Raise(key, now), since))
         times = memory.times(key, since)
     came_back = rules.repeats and times >= rules.repeats
     news = [_escalated(alert, times) if came_back else alert]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
@@ -36,25 +36,35 @@ def planned(
     if is_live(record.plan) or record.state is not JobState.RUNNING:
         return None
     wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
-    by_worker = {v.worker: v for v in wanted}
+    # The verdict that serves a request wins: it says whether the leaver exits afterwards.
+    by_worker = {v.worker: v for v in sorted(wanted, key=lambda v: bool(v.request))}
     leavers = [(r, m) for r, m in enumerate(record.membership.members) if m.worker in by_worker]
     if leavers and record.membership.adopted:
         waits = f"moving the ranks of {leavers[0][1].host} waits until no rank is adopted"
         return structs.replace(record, detail=waits)
     if not leavers or not all(_calm(facts, m.worker) for m in record.membership.members):
         return None
-    host = leavers[0][1].host
-    leavers = [(r, m) for r, m in leavers if m.host == host]
-    joiners, waits = _joiners(record, view, facts, host, [r for r, _ in leavers])
-    if waits:
-        return structs.replace(record, detail=waits)
-    moves = tuple(
-        Move(rank=r, leaver=m, joiner=joiners[r], source=source_of(record, view, facts, r, m))
-        for r, m in leavers
-    )
-    refused = refused_here(record, host)
-    choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
-    return _open_planned(record, moves, by_worker[leavers[0][1].worker], choice, now)
+    obstacles = []
+    for host in _in_turn([m for _, m in leavers], by_worker):
+        leaving = [(r, m) for r, m in leavers if m.host == host]
+        joiners, waits = _joiners(record, view, facts, host, [r for r, _ in leaving])
+        if waits:
+            obstacles.append(waits)
+            continue
+        moves = tuple(
+            Move(rank=r, leaver=m, joiner=joiners[r], source=source_of(record, view, facts, r, m))
+            for r, m in leaving
+        )
+        refused = refused_here(record, host)
+        choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
+        return _open_planned(record, moves, by_worker[leaving[0][1].worker], choice, now)
+    return structs.replace(record, detail=obstacles[0])
+
+
+def _in_turn(leavers: Sequence[Member], by_worker: Mapping[str, Verdict]) -> Iterable[str]:
+    """The hosts of ``leavers`` in the order in which they are tried: requested moves first."""
+    ordered = sorted(leavers, key=lambda m: not by_worker[m.worker].request)
+    return dict.fromkeys(m.host for m in ordered)
 
 
 def grown(record: JobRecord, view: ClusterView, facts: PlanFacts, now: float) -> JobRecord | None:

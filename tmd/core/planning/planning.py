@@ -28,7 +28,7 @@ from tmd.core.planning.migration import (
 from tmd.core.planning.peers import commonest, mismatch
 from tmd.core.planning.planned_moves import grown, planned
 from tmd.core.planning.standby_reasons import reasons, the_first
-from tmd.core.planning.standbys import barred, candidates, in_reserve
+from tmd.core.planning.standbys import barred, candidates, dismissed, in_reserve
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -138,18 +138,19 @@ def steer(
         or _moved_on(record, view, facts, age, limits, now)
         or grown(record, view, facts, now)
         or planned(record, view, facts, verdicts, now)
-        or _studied(record, view, facts, wanted)
+        or _pooled(record, view, facts, wanted)
     )
     if changed is None or changed == record:
         return record
     return structs.replace(changed, revision=record.revision + 1)
 
 
-def _studied(
+def _pooled(
     record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals
-) -> JobRecord | None:
-    studies = assign_shadows(record, view, facts, wanted)
-    return None if studies == record.shadows else structs.replace(record, shadows=studies)
+) -> JobRecord:
+    """What workers without a rank do: shadow one, rehearse, or exit."""
+    shadows = assign_shadows(record, view, facts, wanted)
+    return structs.replace(record, shadows=shadows, dismissed=dismissed(record, view))
 
 
 # --- ends -----------------------------------------------------------------------------------------

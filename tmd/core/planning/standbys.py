@@ -105,6 +105,19 @@ def barred(view: ClusterView) -> set[str]:
     return {d.host for d in view.drains if d.bars}
 
 
+def dismissed(record: JobRecord, view: ClusterView) -> tuple[str, ...]:
+    """The workers without a rank that are to exit, since their hosts are drained with ``leave``."""
+    hosts = {request.host for request in view.drains if request.leave}
+    workers = {
+        w.worker
+        for host in view.hosts_of(record.job)
+        if host.host in hosts
+        for w in host.workers
+        if w.job == record.job
+    }
+    return tuple(sorted(workers - set(record.membership.workers)))
+
+
 def in_reserve(view: ClusterView) -> set[str]:
     """Hosts that get a rank only after a loss, by an operator's order."""
     return {d.host for d in view.drains if d.reserve and not d.bars}

@@ -63,7 +63,7 @@ class PeerWatchdog:
             self._call(standing)
 
     def _call(self, standing: EpochView) -> None:
-        near = {key.worker for key, _ in standing.member_links()}
+        near = standing.neighbours
         # A worker that holds several ranks is called once.
         for member in dict.fromkeys(standing.membership.members):
             if member.worker not in near or self._closed.is_set():
