@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tmd import wire
+from tmd.core.planning.directives import Leave, Wait
 from tmd.core.values.errors import TmdError
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.trainer.worker.agent import Agent
@@ -77,3 +78,27 @@ def test_no_error_of_a_report_ends_the_thread(tmp_path):
 def test_a_daemon_that_never_comes_is_named(tmp_path):
     with pytest.raises(TmdError, match=r"no tmd daemon answers on .*tmd\.sock.*is it running"):
         agent(tmp_path / "tmd.sock").introduce(patience_s=0.0)
+
+
+def test_a_directive_is_known_even_if_it_cannot_be_carried_out(tmp_path):
+    """The main thread may wait for it, and would sleep for good: no later one need come."""
+
+    def fail(directive):
+        raise RuntimeError("can't start new thread")
+
+    subject, looked, found = Agent(tmp_path, lambda: STATUS, fail), threading.Event(), []
+    waiting = threading.Thread(
+        target=lambda: found.append(
+            subject.wait_until(lambda d: looked.set() or isinstance(d, Leave))
+        ),
+        daemon=True,
+    )
+    with pytest.raises(RuntimeError, match="can't start"):
+        subject._obey(wire.DirectiveOrder(1, 1, Wait()))
+    waiting.start()
+    assert looked.wait(10)
+    with pytest.raises(RuntimeError, match="can't start"):
+        subject._obey(wire.DirectiveOrder(1, 1, Leave()))
+    waiting.join(10)
+
+    assert found == [Leave()]

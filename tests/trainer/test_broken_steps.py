@@ -33,12 +33,15 @@ class Trained:
         self.model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         samples = [{"x": torch.ones(2), "y": torch.zeros(2)} for _ in range(2 * STEPS)]
-        self.batches: Any = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
+        self.batches = self.loader(DataLoader(samples, batch_size=2))  # type: ignore[arg-type]
         self.session.register(model=self.model, optimizer=self.optimizer, **self.others())
         for batch in self.session.batches(self.batches):
             number = self.session.step_number
             with self.session.step():
                 self.step(number, batch)
+
+    def loader(self, batches: Any) -> Any:
+        return batches
 
     def others(self) -> dict[str, Any]:
         return {}
@@ -75,6 +78,20 @@ class Changed(Trained):
         inputs = batch["x"].mul_(0.5)
         out = self.model["b"](self.model["a"](inputs))
         self.descend((out - target).pow(2).sum())
+
+
+class Streamed(Changed):
+    """And the batches come from a generator, which cannot be iterated again."""
+
+    def loader(self, batches: Any) -> Any:
+        return (batch for batch in batches)
+
+
+class Listed(Changed):
+    """And the batches are in a list, in which the changed one would come again."""
+
+    def loader(self, batches: Any) -> Any:
+        return list(batches)
 
 
 class Averaged(Trained):
@@ -119,7 +136,7 @@ class Cached(Trained):
 
 
 @pytest.mark.parametrize("lost", range(STEPS))
-@pytest.mark.parametrize("kind", [Zeroed, Changed, Averaged, Cached])
+@pytest.mark.parametrize("kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached])
 def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: int) -> None:
     """As if no step had been broken, bit for bit."""
     whole, broken = kind(None), kind(lost)

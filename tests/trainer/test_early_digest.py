@@ -132,10 +132,11 @@ def test_a_state_that_cannot_be_compared_ends_no_healthy_job(
     script = Script(1)
     script.others["odd"] = Odd()
     early = EarlyDigest(Units(script.registry()))
-    early.stand(STEP)
-    early.keep_rest()
+    for step in range(STEP):
+        early.stand(step)
+        early.keep_rest()
 
-    assert "cannot be compared" in caplog.text
+    assert caplog.text.count("cannot be compared") == 1
 
 
 def test_no_digest_begins_between_two_steps(units: Watched) -> None:

@@ -1,7 +1,9 @@
 """A poisoned step leaves no trace, and rank-local state survives the loss of its rank."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -219,3 +221,27 @@ def test_a_repeated_step_unscales_its_gradients_again(enabled: bool) -> None:
 
     assert scales == [scaler.get_scale()] * 2
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_looking_for_buffers_takes_no_search_in_every_module() -> None:
+    """A model may have thousands of modules, and it is done at least twice in a step."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)), nn.BatchNorm1d(2))
+    local = local_of(model)
+    calls: list[int] = []
+
+    def counted(act: Callable[[], object]) -> None:
+        calls.append(0)
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            calls[-1] += event == "call"
+
+        sys.setprofile(count)
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+
+    counted(lambda: list(model.named_buffers()))
+    counted(lambda: local.has_buffers)
+
+    assert calls[1] < 1.5 * calls[0]

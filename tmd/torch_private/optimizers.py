@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
+
+_AFTER_SCALED_STEP: WeakKeyDictionary[torch.amp.GradScaler, WeakMethod[Any]] = WeakKeyDictionary()
+_CALLING_HOOKS: WeakSet[Callable[..., Any]] = WeakSet()
+"""Functions that take the place of ``step`` in classes of scalers."""
 
 
 def is_zero(optimizer: object) -> bool:
@@ -32,15 +38,35 @@ def call_first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[[], N
 
 
 def call_after_scaled_step(scaler: torch.amp.GradScaler, hook: Callable[[], None]) -> None:
-    """Call ``hook`` after each ``scaler.step()``, also after one that skips its optimizer."""
-    step = scaler.step
+    """Call ``hook`` after each ``scaler.step()``, also after one that skips its optimizer. It takes
+    the place of an earlier hook of ``scaler``; a copy of ``scaler`` has none.
 
-    def stepped(*args: Any, **named: Any) -> Any:
-        result = step(*args, **named)
-        hook()
+    ``hook``: a method, whose object is not kept alive.
+    """
+    _AFTER_SCALED_STEP[scaler] = WeakMethod(hook)
+    owner = _stepping(scaler)
+    step = owner.step
+    if step in _CALLING_HOOKS:
+        return
+
+    @functools.wraps(step)
+    def stepped(self: torch.amp.GradScaler, *args: Any, **named: Any) -> Any:
+        result = step(self, *args, **named)
+        kept = _AFTER_SCALED_STEP.get(self)
+        # A derived class may have called this one.
+        found = kept() if kept is not None and _stepping(self) is owner else None
+        if found is not None:
+            found()
         return result
 
-    scaler.step = stepped  # type: ignore[method-assign]
+    _CALLING_HOOKS.add(stepped)
+    # In the class: an attribute of the scaler would be a part of its copies, and cannot be pickled.
+    owner.step = stepped
+
+
+def _stepping(scaler: torch.amp.GradScaler) -> Any:
+    """The class whose ``step`` a call of ``scaler.step()`` runs first."""
+    return next(kind for kind in type(scaler).__mro__ if "step" in vars(kind))
 
 
 def forget_unscaled(scaler: torch.amp.GradScaler) -> None:

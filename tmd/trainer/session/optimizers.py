@@ -57,7 +57,7 @@ class OptimizerHooks:
         for each in faces:
             each.register_step_post_hook(self._after)
         for scaler in scalers:
-            call_after_scaled_step(scaler, self._vote)
+            call_after_scaled_step(scaler, self._scaled)
 
     def begin(self) -> None:
         """A step begins."""
@@ -101,6 +101,9 @@ class OptimizerHooks:
         self._vote()
         self._applying(optimizer)
         return changed
+
+    def _scaled(self) -> None:
+        self._vote()
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._ran_at = self._calls()

@@ -355,8 +355,9 @@ class ShadowSession:
             {n: t for n, t in zip(tail.units, tensors, strict=False) if n not in self._missing}
         )
         values = unflatten(tail.values, iter(tensors[len(tail.units) :]))
-        self._units.set_values(tail.optimizer, values)
         try:
+            # The rank may be in a later call, before which it has added a parameter group.
+            self._units.set_values(tail.optimizer, values)
             optimizer.step()
         except Exception as error:
             # The digest shows any failure of the optimizer, and then all is copied.

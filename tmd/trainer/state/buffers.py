@@ -31,6 +31,15 @@ def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[st
     return found
 
 
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values. NaN equals NaN: it is no change."""
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(
+        ((one == other) | ((one != one) & (other != other))).all()
+    )
+
+
 def bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, memoryview]:
     """The bytes of each tensor, in the order of ``tensors``.
 

@@ -123,6 +123,10 @@ class Feed:
         self._loader, self.call, self._base, self._place = loader, call, base, place
         self._epoch = _epoch_of(loader)
         self._kept: list[DrawnBatch] = []
+        self._changes: bool | None = None
+        """Whether the script changes tensors of its batches; ``None`` before its first step."""
+        self._draws_once = False
+        """Whether a batch that was changed cannot be drawn again from the loader."""
         self._replay = 0
         self._committed = 0
         self._source: Iterator[Any] | None = None
@@ -183,19 +187,27 @@ class Feed:
         Raises:
             StopIteration: the loader is exhausted.
         """
-        if self._replay < len(self._kept) and not self._kept[self._replay].is_intact:
+        if self._replay < len(self._kept) and self._kept[self._replay].is_lost:
             self._draw_again(step)
         if self._replay == len(self._kept):
-            self._kept.append(DrawnBatch(self._draw(step)))
+            self._kept.append(self._drawn_batch(step))
         self._replay += 1
         return self._kept[self._replay - 1].given()
 
     def _draw_again(self, step: int) -> None:
         """The script has changed a batch that belongs to no committed step: draw all of these."""
-        given = self._replay
+        given, self._changes = self._replay, True
+        if self._draws_once:
+            log.warning("a repeated step gets a batch that the script has changed in place")
+            return
         self.seek(self.position)
-        self._kept = [DrawnBatch(self._draw(step)) for _ in range(given)]
+        self._kept = [self._drawn_batch(step) for _ in range(given)]
         self._replay = given
+
+    def _drawn_batch(self, step: int) -> DrawnBatch:
+        batch = self._draw(step)
+        # A copy of a large batch costs time in each step, and most scripts leave theirs as it is.
+        return DrawnBatch(batch, copied=self._draws_once or self._changes is not False)
 
     def several(self, step: int, count: int, *, partial: bool) -> list[Any]:
         """The next ``count`` batches for ``step``; fewer at the end, if ``partial``.
@@ -230,6 +242,9 @@ class Feed:
         """Note that all batches given out so far belong to committed steps."""
         for feed in self._beside.values():
             feed.commit()
+        if self._replay:
+            intact = all(batch.is_intact for batch in self._kept[: self._replay])
+            self._changes = bool(self._changes) or not intact
         self._committed += self._replay
         del self._kept[: self._replay]
         self._replay = 0
@@ -300,6 +315,9 @@ class Feed:
                 steps.start, steps.seed_of = index, seed_of if processes else None
                 steps.latest = None
             self._source = iter(loader)
+        # A generator goes on where it is, and a list holds the batch that was changed.
+        goes_on = self._source is loader and not is_function(self._loader)
+        self._draws_once = goes_on or isinstance(loader, list | tuple)
         self._course = None
         if steps is not None and loads_in_turn(loader, steps.batch_size):
             self._course = steps.latest

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
-from tmd.trainer.state.buffers import bytes_of, differing
+from tmd.trainer.state.buffers import bytes_of, differing, equal
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.state import Registry, Stateful
@@ -183,8 +183,8 @@ class LocalState:
             )
             for number, module in enumerate(self._registry.modules)
             for path, owner in module.named_modules()
-            for name, held in owner.named_buffers(recurse=False)
-            if part(held).numel()
+            for name, held in owner._buffers.items()
+            if held is not None and part(held).numel()
         }
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
@@ -235,20 +235,12 @@ def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and _equal_tensors(one, other)
+        return one.dtype == other.dtype and equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other) or bool(one != one and other != other)  # NaN is no change
-
-
-def _equal_tensors(one: Tensor, other: Tensor) -> bool:
-    if torch.equal(one, other):
-        return True
-    return one.shape == other.shape and bool(
-        ((one == other) | ((one != one) & (other != other))).all()
-    )
 
 
 def _copied(value: Any) -> Any:

@@ -34,6 +34,11 @@ LOOSE = "loose parameters"
 """Name for parameters of no registered object; no keyword can equal it."""
 OPTIMIZER, OWNED = ("state", "param_groups"), "owned"
 """Keys in the state of an optimizer, and the key of a divided one's own parameters."""
+ADDED_GROUP = (
+    "a standby runs only the code between two batches() calls, so add parameter groups there, and "
+    "not in a loop"
+)
+"""What to do about parameter groups that only one of two workers has."""
 
 
 @runtime_checkable
@@ -92,9 +97,13 @@ class Registry:
                 )
         self.divided[:] = self._wholes.values()
         _refuse_shared(self.faces)
-        held = {id(p) for module in self.modules for p in module.parameters()}
-        if loose := [p for o in self.faces for p in params_of(o) if id(p) not in held]:
+        if loose := self._loose():
             self._objects[LOOSE] = Loose(loose)
+
+    def _loose(self) -> list[Tensor]:
+        """Parameters of optimizers that belong to no module here."""
+        held = {id(p) for module in self.modules for p in module.parameters()}
+        return [p for o in self.faces for p in params_of(o) if id(p) not in held]
 
     def refuse_hidden(self) -> None:
         """Raises TypeError: a module has an extra state, which was not there at first."""
@@ -165,6 +174,27 @@ class Registry:
         owned = [names.get(id(p), "?") for p in params_of(value)]
         return {**_state_of(value), OWNED: owned}
 
+    def other_groups(self, layouts: Layouts) -> str:
+        """How the parameter groups of optimizers differ from those in ``layouts``; empty if they do
+        not. Both may have more than at their registration."""
+        for name, value in self._objects.items():
+            # Each rank has another part of a divided one.
+            if not isinstance(value, torch.optim.Optimizer) or name in self._wholes:
+                continue
+            here, there = [len(g["params"]) for g in value.param_groups], _groups(layouts.get(name))
+            if there is not None and here != there:
+                return (
+                    f"{name}: parameter groups of {here} parameters here, of {there} there: "
+                    f"{ADDED_GROUP}"
+                )
+        if late := self._loose():
+            return (
+                f"an optimizer has a parameter of shape {list(late[0].shape)} since it was "
+                "registered, which is in no registered module, so that its values cannot move: "
+                "call session.register() after all parameters exist"
+            )
+        return ""
+
     def place(self, layouts: Layouts) -> tuple[list[Tensor], list[Pending]]:
         """Tensors that receive a state of ``layouts``, and objects to load afterwards.
 
@@ -179,8 +209,8 @@ class Registry:
             if not same:
                 tensors = [torch.empty(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
             if own != layout:
-                face = self._wholes.get(name)
-                pending.append(Pending(self._objects[name], layout, tensors, face))
+                value, face = self._objects[name], self._wholes.get(name)
+                pending.append(Pending(value, layout, tensors, face, fresh=not same))
             targets.extend(tensors)
         return targets, pending
 
@@ -194,14 +224,18 @@ class Pending:
         layout: Layout,
         tensors: list[Tensor],
         face: torch.optim.Optimizer | None,
+        *,
+        fresh: bool,
     ) -> None:
-        """``face``: the script's object if ``value`` is only a part of it."""
+        """``face``: the script's object if ``value`` is only a part of it. ``fresh``: the tensors
+        are not those of ``value``, but new ones in host memory."""
         self._value, self._layout, self._tensors, self._face = value, layout, tensors, face
+        self._fresh = fresh
 
     def apply(self) -> None:
         state = unflatten(self._layout, iter(self._tensors))
         if isinstance(self._value, torch.optim.Optimizer):
-            _load_optimizer(self._value, state)
+            _load_optimizer(self._value, state, fresh=self._fresh)
             if self._face is not None:
                 set_values(self._face.param_groups, self._value.param_groups)
         else:
@@ -227,8 +261,11 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Like ``load_state_dict`` without copies of tensors that are already in place."""
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], *, fresh: bool
+) -> None:
+    """Like ``load_state_dict`` without copies of tensors that are already in place. ``fresh`` ones
+    are put on the device where the optimizer expects them; it may keep its own elsewhere."""
     params = params_of(optimizer)
     set_values(optimizer.param_groups, state["param_groups"])
     optimizer.state.clear()
@@ -237,7 +274,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         if param is None:  # belongs to no parameter
             optimizer.state[index] = values
         else:
-            own = all_beside(optimizer, param, values, copy=False)
+            own = all_beside(optimizer, param, values, copy=False) if fresh else values
             optimizer.state[param] = spread(param, own)
 
 
@@ -255,13 +292,6 @@ def mismatch(ours: Layouts, theirs: Layouts) -> str:
         return f"registered objects differ: {', '.join(missing)}"
     for name in ours:
         if _is_optimizer(ours[name]):
-            # Each rank has another part of a divided one.
-            here, there = _groups(ours[name]), _groups(theirs[name])
-            if here != there and owned(ours[name]) is None:
-                return (
-                    f"{name}: parameter groups of {here} parameters here, of {there} there: was a "
-                    "group added while training?"
-                )
             continue
         if difference := _difference(_named(ours[name], name), _named(theirs[name], name)):
             return difference
@@ -315,17 +345,20 @@ def _is_optimizer(layout: Layout) -> bool:
     return isinstance(layout, Node) and (layout.keys or ())[:2] == OPTIMIZER
 
 
-def _groups(layout: Layout) -> list[int]:
-    """How many parameters each group of an optimizer has."""
-    return [len(_item(group, "params").items) for group in _item(layout, "param_groups").items]
+def _groups(layout: Layout | None) -> list[int] | None:
+    """How many parameters each group of an optimizer has; ``None`` if it is no optimizer's."""
+    groups = _list(layout, "param_groups")
+    members = [_list(group, "params") for group in groups.items] if groups is not None else [None]
+    sizes = [len(each.items) for each in members if each is not None]
+    return sizes if len(sizes) == len(members) else None
 
 
-def _item(layout: Layout, key: str) -> Node:
-    assert isinstance(layout, Node)
-    assert layout.keys is not None
+def _list(layout: Layout | None, key: str) -> Node | None:
+    """The list at ``key``, if there is one."""
+    if not isinstance(layout, Node) or layout.keys is None or key not in layout.keys:
+        return None
     found = layout.items[layout.keys.index(key)]
-    assert isinstance(found, Node)
-    return found
+    return found if isinstance(found, Node) and found.keys is None else None
 
 
 def _same_shape(own: Layout, other: Layout) -> bool:

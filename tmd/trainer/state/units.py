@@ -25,7 +25,7 @@ from tmd.trainer.state.dtensors import like, part
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.layout import Layout, flatten, specs, unflatten
 from tmd.trainer.state.optimizer_state import all_beside, beside
-from tmd.trainer.state.state import Registry, params_of, spread
+from tmd.trainer.state.state import ADDED_GROUP, Registry, params_of, spread
 
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 """Parts of a digest."""
@@ -48,14 +48,23 @@ class Units:
         """Use the objects registered now; there may be none for a while."""
         registry = self._registry
         self.optimizers, self._faces = registry.optimizers, registry.faces
-        owned = {id(p): o for o in self.optimizers for p in params_of(o)}
         loose = {id(p): p for m in registry.modules for p in m.parameters()}
         # Numbered equally on all ranks, though each owns other parameters of a divided optimizer.
         params = {**loose, **{id(p): p for o in self._faces for p in params_of(o)}}
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
-        self._owner = owned
+        self._owned: tuple[list[int], dict[int, torch.optim.Optimizer]] = [], {}
+        """Numbers of groups, and the owners found with these."""
+
+    @property
+    def _owner(self) -> dict[int, torch.optim.Optimizer]:
+        """Optimizers by the identity of their parameters; any thread. A script may add a parameter
+        group between two ``batches()`` calls."""
+        groups = [len(o.param_groups) for o in self.optimizers]
+        if groups != self._owned[0]:
+            self._owned = groups, {id(p): o for o in self.optimizers for p in params_of(o)}
+        return self._owned[1]
 
     def name(self, number: int) -> str:
         """The name of the parameter in its model; else its number."""
@@ -107,7 +116,8 @@ class Units:
     def of(self, optimizer: int) -> list[int]:
         """Numbers of the units that optimizer number ``optimizer`` changes."""
         own = self.optimizers[optimizer]
-        return [i for i, p in enumerate(self.params) if self._owner.get(id(p)) is own]
+        owner = self._owner
+        return [i for i, p in enumerate(self.params) if owner.get(id(p)) is own]
 
     def owner(self, number: int) -> torch.optim.Optimizer | None:
         """The optimizer that changes it."""
@@ -199,8 +209,17 @@ class Units:
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
     def set_values(self, optimizer: int, groups: Sequence[dict[str, Any]]) -> None:
-        """The inverse of :meth:`values`."""
+        """The inverse of :meth:`values`.
+
+        Raises:
+            StateMismatch: ``groups`` are more or fewer than those here.
+        """
         face = self._faces[optimizer]
+        if len(groups) != len(face.param_groups):
+            raise StateMismatch(
+                f"{type(face).__name__} has {len(face.param_groups)} parameter groups here, and "
+                f"{len(groups)} there: {ADDED_GROUP}"
+            )
         for group, values in zip(face.param_groups, groups, strict=True):
             for name, value in values.items():
                 held = group.get(name)

@@ -35,6 +35,8 @@ class EarlyDigest:
         self._queued: Queued = device.NOTHING
         self._rest: Digest | None = None
         self._work: _Work | None = None
+        self._reported: set[str] = set()
+        """Why the rest could not be digested, as far as it was logged."""
 
     def stand(self, step: int) -> None:
         """The parameters are those at the start of ``step`` until :meth:`forget`."""
@@ -50,7 +52,9 @@ class EarlyDigest:
             self._rest = self._units.digest_of_rest()
         except StateMismatch as error:
             # A healthy job goes on. The state would not move to a standby either.
-            log.warning("the state of this rank cannot be compared: %s", error)
+            if str(error) not in self._reported:
+                self._reported.add(str(error))
+                log.warning("the state of this rank cannot be compared: %s", error)
             self._rest = None
 
     def begin(self) -> None:

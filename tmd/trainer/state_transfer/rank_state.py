@@ -61,6 +61,11 @@ class RankState:
         """The whole current state."""
         return self._registry.collect()
 
+    def other_groups(self, layouts: Layouts) -> str:
+        """How the parameter groups of optimizers differ from those in ``layouts``; empty if they do
+        not."""
+        return self._registry.other_groups(layouts)
+
     def bucket_layout(self) -> str:
         """How DDP sums gradients here; empty until DDP has settled its buckets."""
         return bucket_layout(self._wrapped)
@@ -98,7 +103,7 @@ class RankState:
         Raises:
             StateMismatch: the new objects differ, so the state would be lost.
         """
-        if difference := mismatch(self.layouts, layouts):
+        if difference := mismatch(self.layouts, layouts) or self.other_groups(layouts):
             raise StateMismatch(f"this rank was rebuilt with a different state: {difference}")
 
         def fill(targets: Sequence[Tensor]) -> None:

@@ -129,12 +129,15 @@ class StateTransfer:
         refusal = refusal or self._fit.adopted(takeover.rank, offer)
         if isinstance(refusal, Rebuild):
             return refusal
+        if not refusal:
+            if offer.position.call > self._state.call:
+                return NextLoop()
+            # Not before: the script may add groups between two calls.
+            refusal = self._state.other_groups(offer.layouts)
         if refusal:
             stream.answer(link, refusal)
             link.close()
             raise StateMismatch(refusal)
-        if header.offer.position.call > self._state.call:
-            return NextLoop()
         with self._running(directive, link) as owned:
             has = has_step == header.step
             stream.answer(link, has=has)

@@ -200,8 +200,11 @@ class Agent:
         self._obeyed = message.lease_epoch
         with self._changed:
             self._directive = message.directive
-            self._on_directive(message.directive)
-            self._changed.notify_all()
+            try:
+                self._on_directive(message.directive)
+            finally:
+                # After an error, too: the main thread may wait for this directive.
+                self._changed.notify_all()
 
 
 def _receive(connection: socket.socket) -> wire.Message:

@@ -1,0 +1,86 @@
+"""A registered GradScaler is still the script's own: it can be copied, pickled and derived from."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tmd.trainer.session.optimizers import OptimizerHooks
+
+
+class Own(torch.amp.GradScaler):
+    """A scaler of the script."""
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        return super().step(optimizer, *args, **kwargs)
+
+
+class Job:
+    """A scaler that overflows in each step, so that only its hook votes."""
+
+    def __init__(self, kind: Callable[..., torch.amp.GradScaler]) -> None:
+        self.scaler = kind("cpu", init_scale=1024.0)
+        self.model = nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.votes = 0
+        self.hooks = OptimizerHooks(self.vote, lambda _: None, lambda: 0, lambda: True)
+        self.attach()
+
+    def vote(self) -> None:
+        self.votes += 1
+
+    def attach(self) -> None:
+        self.hooks.attach([], [], [self.scaler])
+
+    def step(self, scaler: torch.amp.GradScaler) -> None:
+        scaler.scale(self.model(torch.full((1,), float("inf"))).sum()).backward()
+        scaler.step(self.optimizer)
+        scaler.update()
+
+
+@pytest.fixture(params=[torch.amp.GradScaler, Own])
+def job(request: pytest.FixtureRequest) -> Job:
+    return Job(request.param)
+
+
+COPIES: list[Callable[[torch.amp.GradScaler], torch.amp.GradScaler]] = [
+    copy.copy,
+    copy.deepcopy,
+    lambda scaler: pickle.loads(pickle.dumps(scaler)),
+]
+
+
+@pytest.mark.parametrize("copied", COPIES, ids=["copy", "deepcopy", "pickle"])
+def test_a_copy_is_of_the_same_class_and_steps_itself(
+    job: Job, copied: Callable[[torch.amp.GradScaler], torch.amp.GradScaler]
+) -> None:
+    """Not the registered one, whose scale would be halved instead, and no vote begins."""
+    found = copied(job.scaler)
+    job.step(found)
+
+    assert type(found) is type(job.scaler)
+    assert job.votes == 0
+    assert (job.scaler.get_scale(), found.get_scale()) == (1024.0, 512.0)
+
+
+def test_a_scaler_that_is_registered_again_has_one_hook(job: Job) -> None:
+    """As after a rebuild: the objects registered before must not vote, too."""
+    for _ in range(3):
+        job.attach()
+    job.step(job.scaler)
+
+    assert job.votes == 1
+
+
+def test_other_scalers_have_no_hook(job: Job) -> None:
+    """All have the same class."""
+    other = Job(type(job.scaler))
+    other.step(other.scaler)
+
+    assert (job.votes, other.votes) == (0, 1)
