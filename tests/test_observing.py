@@ -194,9 +194,11 @@ def test_doctor_finds_a_redis_that_is_away(config, tmp_path):
 
 def test_doctor_finds_a_secret_that_is_not_that_of_the_cluster(config, redis_url):
     """Two hosts of one cluster, the second with a mistyped secret."""
-    asyncio.run(_reported(redis_url, b"0123456789abcdef"))
+    asyncio.run(_reported(redis_url, b"0123456789abcdef", host="h2"))
     text = "[cluster]\nname = 'doctor'\nsecret = '{}'\n[redis]\nurl = '{}'\n"
+    asyncio.run(_reported(redis_url, b"0123456789abcdeX", host="h1"))  # by its own daemon
     typo = tmd("doctor", "--json", "-c", config(more=text.format("0123456789abcdeX", redis_url)))
+    asyncio.run(_reported(redis_url, b"0123456789abcdef", host="h1"))
     same = tmd("doctor", "--json", "-c", config(more=text.format("0123456789abcdef", redis_url)))
 
     assert typo.returncode == 1
@@ -207,7 +209,7 @@ def test_doctor_finds_a_secret_that_is_not_that_of_the_cluster(config, redis_url
 
 def test_doctor_names_values_of_another_secret_on_a_host_whose_own_is_right(config, redis_url):
     """The daemon works here: it is another host's secret that is wrong."""
-    asyncio.run(_reported(redis_url, b"0123456789abcdef"))
+    asyncio.run(_reported(redis_url, b"0123456789abcdef", host="h3"))
     asyncio.run(_reported(redis_url, b"0123456789abcdeX", host="h2"))
     text = "[cluster]\nname = 'doctor'\nsecret = '0123456789abcdef'\n[redis]\nurl = '{}'\n"
     done = tmd("doctor", "--json", "-c", config(more=text.format(redis_url)))
@@ -218,7 +220,7 @@ def test_doctor_names_values_of_another_secret_on_a_host_whose_own_is_right(conf
     assert "only some values in Redis" in found["text"]
 
 
-async def _reported(url, secret, host="h1"):
+async def _reported(url, secret, host):
     store = RedisStore(url, "doctor", store_key(secret, "doctor"))
     await store.put_host(HostStatus(host=host, incarnation="1", at=0.0), ttl_s=60, wake=False)
     await store.close()

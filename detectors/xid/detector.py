@@ -73,6 +73,8 @@ class XidDetector(Detector):
         self._open = open_log
         self._library = library
         self._follower: Follower | None = None
+        self._declared: list[str] = []
+        """Codes that were declared healthy while there was no follower."""
 
     def supported(self) -> str | None:
         return self.supported_with(XidConfig())
@@ -100,7 +102,9 @@ class XidDetector(Detector):
             received = events.Events(config.events_deadline_s)
         merge = Merge(MERGE_S if log is not None else 0.0) if received is not None else None
         follower = Follower(config, load(config), ctx.state_dir / "xid.json", ctx.now(), merge)
-        self._follower = follower
+        for code in self._declared:
+            follower.forget(code)
+        self._follower, self._declared = follower, []
         try:
             for signal in follower.restated():
                 yield signal
@@ -117,6 +121,7 @@ class XidDetector(Detector):
                 fds = (s.fd for s in (log, received) if s is not None)
                 await readable([fd for fd in fds if fd is not None], FLUSH_S)
         finally:
+            self._follower = None
             if log is not None:
                 log.close()
             with suppress(OSError):  # a full disk must not keep the daemon from stopping
@@ -125,7 +130,9 @@ class XidDetector(Detector):
                 await received.close()
 
     def declared_healthy(self, code: str) -> None:
-        if self._follower is not None:
+        if self._follower is None:
+            self._declared.append(code)
+        else:
             self._follower.forget(code)
 
     def _log(self, config: XidConfig) -> kernellog.KernelLogSource | None:

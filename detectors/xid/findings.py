@@ -104,7 +104,7 @@ class XidFindings:
         """Clear findings that move no rank and were not seen for ``quiet_s``."""
         for key, finding in list(self._standing.items()):
             if not finding.grave and now - finding.seen >= quiet_s:
-                yield self._clear(key, f"not seen for {quiet_s:g} s")
+                yield from self._clear(key, f"not seen for {quiet_s:g} s")
 
     def forget(self, code: str) -> None:
         """Forget the findings of ``code``, or all if it is empty, and the processes that met them.
@@ -134,7 +134,7 @@ class XidFindings:
             _count(known, fault, now)
             return
         if known is not None and verdict.severity.grade < known.signal.severity.grade:
-            yield self._clear(key, "the driver requests a milder recovery")
+            yield from self._clear(key, "the driver requests a milder recovery")
         unreported = known.unreported if known is not None else 0
         signal = Signal(
             code=f"xid.{fault.xid}",
@@ -169,7 +169,7 @@ class XidFindings:
         for key, finding in list(self._standing.items()):
             ours = key[0] == fault.pci and self._is_symptom(key[1])
             if ours and _near(finding.at, fault.at):
-                yield self._clear(key, f"a symptom of XID {fault.xid}")
+                yield from self._clear(key, f"a symptom of XID {fault.xid}")
 
     def _without_the_other_end(self, fault: XidLine, verdict: Judgement) -> Judgement:
         """Both ends of a broken link report it: one fault, not two GPUs."""
@@ -186,11 +186,13 @@ class XidFindings:
             row = self._table.rows.get(key[1])
             cured = fault.xid == DIRECTIVE and (row is None or row.until != "boot")
             if key[0] == fault.pci and (cured or key[1] == cancels):
-                yield self._clear(key, f"cleared by XID {fault.xid}")
+                yield from self._clear(key, f"cleared by XID {fault.xid}")
 
-    def _clear(self, key: Key, why: str) -> Signal:
-        signal = self._standing.pop(key).signal
-        return structs.replace(signal, state=State.CLEARED, message=why)
+    def _clear(self, key: Key, why: str) -> Iterator[Signal]:
+        """End a finding, unless an operator has declared it over since the last signal."""
+        known = self._standing.pop(key, None)
+        if known is not None:
+            yield structs.replace(known.signal, state=State.CLEARED, message=why)
 
     def _is_symptom(self, xid: int) -> bool:
         row = self._table.rows.get(xid)

@@ -123,7 +123,7 @@ class Switches:
         """Clear findings that move no rank and were not seen for ``quiet_s``."""
         for key, standing in list(self._standing.items()):
             if not standing.grave and now - standing.seen >= quiet_s:
-                yield self._clear(key, f"not seen for {quiet_s:g} s")
+                yield from self._clear(key, f"not seen for {quiet_s:g} s")
 
     def forget(self, code: str) -> None:
         """Forget the errors of ``code``, or all if it is empty. A later line raises them again."""
@@ -155,11 +155,13 @@ class Switches:
 
     def _ended(self, key: Key, fault: SwitchFault) -> Iterator[Signal]:
         if key in self._standing:
-            yield self._clear(key, f"cleared by SXid {fault.sxid}")
+            yield from self._clear(key, f"cleared by SXid {fault.sxid}")
 
-    def _clear(self, key: Key, why: str) -> Signal:
-        signal = self._standing.pop(key).signal
-        return structs.replace(signal, state=State.CLEARED, message=why)
+    def _clear(self, key: Key, why: str) -> Iterator[Signal]:
+        """End a finding, unless an operator has declared it over since the last signal."""
+        known = self._standing.pop(key, None)
+        if known is not None:
+            yield structs.replace(known.signal, state=State.CLEARED, message=why)
 
 
 def _key(signal: Signal) -> Key:

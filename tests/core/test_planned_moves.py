@@ -161,3 +161,21 @@ def test_ranks_of_a_host_that_is_drained_with_leave_exit_only_after_a_move() -> 
     after = steered(record, view, wish("c", "r", leave=True))
 
     assert isinstance(directive_of(after, "c"), Train)
+
+
+def test_standbys_of_a_drained_host_exit_while_another_drain_waits() -> None:
+    record, view = full(1, DrainRequest("h-s0", "r", leave=True), DrainRequest("h-c", "q"))
+    after = steered(record, view, wish("c", "q"))
+
+    assert "waits" in after.detail
+    assert isinstance(directive_of(after, "s0"), Leave)
+
+
+def test_no_standby_exits_while_a_plan_is_live() -> None:
+    """It may have the only state of a lost rank."""
+    record, view = full(2, DrainRequest("h-s0", "r", leave=True))
+    moving = steered(steered(record, view), view, wish("c", "q"))
+
+    assert moving.plan is not None
+    assert moving.dismissed == ("s0",)
+    assert not isinstance(directive_of(moving, "s0"), Leave)

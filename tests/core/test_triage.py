@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, Origin, Rules, declared_code
-from tmd.core.alerts.triage import Board, declared_healthy, restored, ripened
+from tmd.core.alerts.triage import RESTATED_S, Board, declared_healthy, restored, ripened
 from tmd.core.alerts.triage import fold as fold_all
 from tmd.core.values.model import Severity, Signal, State, Strategy
 
@@ -265,12 +265,20 @@ def test_a_finding_seen_after_a_declaration_of_health_is_raised_again():
     assert news.id == "2"
 
 
+def started(before, lasting_s=0.0):
+    """The board of a daemon that was started again, and has run for some time."""
+    board = restored(before.lasting, "h1")
+    for clock in (0.0, lasting_s):
+        board, _ = ripened(board, now=clock, clock=clock)
+    return board
+
+
 def test_a_finding_that_stood_before_a_restart_has_not_come_back():
     """Its detector states it again at each start; that is no recurrence."""
     board = Board()
     for start in range(6):
         board, news = fold_all(
-            restored(board.lasting, "h1"), OF_HOST, AGAIN, alert_id=f"{start}", now=start, clock=0.0
+            started(board), OF_HOST, AGAIN, alert_id=f"{start}", now=start, clock=0.0
         )
         assert [a.code for a in news] == ["a.b"]
     over, _ = fold_all(
@@ -283,7 +291,7 @@ def test_a_finding_that_stood_before_a_restart_has_not_come_back():
     )
 
     assert len(board.memory.raises) == 1
-    assert restored(over.lasting, "h1").memory.standing == ()
+    assert started(over).memory.standing == ()
 
 
 def test_a_finding_that_came_back_often_is_still_as_grave_after_a_restart():
@@ -291,8 +299,31 @@ def test_a_finding_that_came_back_often_is_still_as_grave_after_a_restart():
     board, _ = come_and_go(warning, (0, 1, 2, 3))
     board, _ = fold_all(board, warning, AGAIN, alert_id="x", now=4.0, clock=0.0)
     before = {a.severity for a in board.alerts}
-    board, news = fold_all(
-        restored(board.lasting, "h1"), warning, AGAIN, alert_id="y", now=5.0, clock=0.0
-    )
+    board, news = fold_all(started(board), warning, AGAIN, alert_id="y", now=5.0, clock=0.0)
 
     assert {a.severity for a in news} == before == {Severity.DEGRADED}
+
+
+def test_a_fault_that_returns_after_each_repair_has_come_back():
+    """The daemon is stopped for the repair, and its detectors find the host sound afterwards."""
+    board, raised = Board(), []
+    for repair in range(4):
+        at = repair * DAY_S
+        board = started(board, lasting_s=RESTATED_S)
+        board, news = fold_all(
+            board, OF_HOST, AGAIN, alert_id=f"{repair}", now=at, clock=RESTATED_S + 1
+        )
+        raised += [a.code for a in news]
+
+    assert BANNED in raised
+
+
+def test_a_ban_that_an_operator_has_lifted_does_not_return_with_a_restart():
+    board, _ = come_and_go(OF_HOST, (0, 1, 2))
+    board, _ = fold_all(board, OF_HOST, AGAIN, alert_id="x", now=3 * DAY_S, clock=0.0)
+    banned = {a.code for a in board.alerts}
+    board, _ = declared_healthy(board, "h1", BANNED, by="ann", request="r", now=0.0)
+    board, _ = fold_all(started(board), OF_HOST, AGAIN, alert_id="y", now=3 * DAY_S, clock=0.0)
+
+    assert banned == {"a.b", BANNED}
+    assert {a.code for a in board.alerts} == {"a.b"}

@@ -242,3 +242,19 @@ def test_a_loader_that_cannot_draw_anew_is_not_asked_to(
     assert seen == [[step, step] for step in range(6)]
     with pytest.raises(StopIteration):
         feed.next(6)
+
+
+def test_a_batch_that_torch_cannot_compare_is_given_again() -> None:
+    tensor = torch.ones(2, device="meta")
+    drawn = DrawnBatch([tensor], copied=True)
+    first, second = drawn.given(), drawn.given()
+
+    assert first[0] is second[0] is tensor
+
+
+def test_a_zero_that_was_negated_is_put_back() -> None:
+    """It equals the other one, and has other bits."""
+    drawn = DrawnBatch([torch.zeros(1)], copied=True)
+    drawn.given()[0].neg_()
+
+    assert str(drawn.given()[0]) == "tensor([0.])"

@@ -15,7 +15,7 @@ from tests.trainer.wire import Facts
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import EpochView, Fabric, epoch_view
-from tmd.trainer.worker.peer_watchdog import LONG, MISSES, PeerWatchdog
+from tmd.trainer.worker.peer_watchdog import LONG, MISSES, MISSES_AT_FIRST, PeerWatchdog
 
 
 class Gate:
@@ -151,9 +151,9 @@ def test_a_neighbour_that_holds_two_ranks_is_called_once_a_look(scene: Scene) ->
 def test_a_peer_to_which_a_link_is_being_opened_is_called(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have frozen before the first one, and nobody else would notice. A call waits for a
-    moment instead of seconds."""
-    monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.05)
+    """It may have frozen before the first one, and nobody else would notice. But it may also be
+    busy for minutes then. A call waits for a moment instead of seconds."""
+    monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.01)
     scene.gates["w2"].silent = True
 
     def open_one() -> None:
@@ -161,10 +161,14 @@ def test_a_peer_to_which_a_link_is_being_opened_is_called(
             scene.standing.link("late", 2)
 
     def look() -> None:
-        Facts().until(lambda: "w2" in scene.standing.neighbours)
-        scene.looks(LONG + MISSES - 1)
+        Facts().until(lambda: "w2" in scene.standing.opening)
+        scene.looks(LONG + MISSES_AT_FIRST - 2)
+        poisoned.append(scene.standing.poisoned)
+        scene.looks(1)
 
+    poisoned: list[bool] = []
     at_once([open_one, look])
+    assert poisoned == [False]
     assert scene.standing.suspects == ("w2",)
 
 

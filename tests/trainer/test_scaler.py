@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -84,3 +86,22 @@ def test_other_scalers_have_no_hook(job: Job) -> None:
     other.step(other.scaler)
 
     assert (job.votes, other.votes) == (0, 1)
+
+
+AT_EXIT = """
+import torch
+from torch import nn
+from tmd.trainer.session.optimizers import OptimizerHooks
+hooks = OptimizerHooks(lambda: None, lambda _: None, lambda: 0, lambda: True)
+scaler = torch.amp.GradScaler("cpu")
+hooks.attach([], [], [scaler])
+"""
+
+
+def test_a_script_with_a_scaler_ends_without_a_word() -> None:
+    """Both may live until the interpreter ends, as in a script without functions."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=50, check=True
+    )
+
+    assert done.stderr == ""

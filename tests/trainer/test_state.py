@@ -216,6 +216,22 @@ def test_an_optimizer_with_other_parameter_groups_does_not_fit() -> None:
     assert mismatch(ours, theirs) == ""
 
 
+class Partial(torch.optim.SGD):
+    """Its state leaves out a frozen group."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "param_groups": state["param_groups"][:1]}
+
+
+def test_an_optimizer_whose_state_shows_fewer_groups_fits_an_equal_one() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = Partial([{"params": part.parameters()} for part in model], lr=0.1)
+    registry = Registry({"model": model, "optimizer": optimizer})
+
+    assert registry.other_groups(registry.collect()[0]) == ""
+
+
 def test_a_parameter_that_no_module_has_does_not_fit_if_it_was_added_later() -> None:
     """One that was there at the registration moves. Of this one nobody would miss the values."""
     model = nn.Linear(2, 2)

@@ -20,8 +20,8 @@ from tmd.core.values.reasons import in_words
 
 if TYPE_CHECKING:
     from tmd.config import Settings
+    from tmd.core.values.model import ClusterView
     from tmd.core.worker.carrier import CudaFacts
-    from tmd.daemon.codec import Verified
 
 CLOCK_S = 1.0
 """A larger difference to the clock of Redis makes displayed times misleading. Findings bear the
@@ -109,35 +109,38 @@ def _redis(settings: Settings) -> Iterator[Point]:
         yield Point("redis", False, True, str(error))
         return
 
-    async def ask() -> float:
+    async def ask() -> tuple[float, ClusterView]:
         try:
             ahead = await store.clock() - time.time()
             await store.probe()
-            await store.snapshot()
-            return ahead
+            return ahead, await store.snapshot()
         finally:
             await store.close()
 
     try:
-        ahead = asyncio.run(ask())
+        ahead, view = asyncio.run(ask())
     except StoreUnavailable as error:
         yield Point("redis", False, True, str(error))
         return
     yield Point("redis", True, True, "answers reads and writes")
-    yield _same_secret(store.read_so_far)
+    # The daemon of this host has sealed its own status with the same secret, right or wrong.
+    others = [h for h in view.hosts if h.host != settings.host.name]
+    yield _same_secret(store.forged_kinds, elsewhere=bool(others or view.jobs))
     near = abs(ahead) < CLOCK_S
     service = "run a time service (chrony, systemd-timesyncd) on this host and on that of Redis"
     remedy = "" if near else f": {service}"
     yield Point("clock", near, False, f"{abs(ahead):.3f} s from that of Redis{remedy}")
 
 
-def _same_secret(verified: Verified) -> Point:
-    """Whether the values that members of the cluster wrote match the secret of this host. If only
-    some do, another host has another secret."""
-    if not verified.forged:
+def _same_secret(forged: list[str], *, elsewhere: bool) -> Point:
+    """Whether the values that members of the cluster wrote match the secret of this host.
+
+    ``elsewhere``: some of other hosts do, so that it is another host that has another secret.
+    """
+    if not forged:
         return Point("shared secret", True, True, "verifies what is in Redis")
-    kinds = ", ".join(verified.forged)
-    if verified.some:
+    kinds = ", ".join(forged)
+    if elsewhere:
         text = (
             f"verifies only some values in Redis, not all ({kinds}): compare [cluster] secret_file "
             "on the hosts that 'tmd status' does not show"

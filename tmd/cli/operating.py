@@ -144,6 +144,11 @@ def forget(
         record = view.record(job)
         if record is None:
             raise TmdError(f"there is no job '{job}'; check 'tmd status'")
+        if strange := sorted({m.host for m in record.membership.members} & set(view.unread)):
+            raise TmdError(
+                f"whether {job} still runs on {strange[0]} is not known: a later version of tmd "
+                "runs there; use that version"
+            )
         if record.state in ENDED:
             raise TmdError(f"{job} has {record.state} already: its name is free")
         if found := sorted(view.workers(job)):

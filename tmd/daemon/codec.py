@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -21,15 +21,6 @@ T = TypeVar("T")
 Pairs = list[tuple[str, bytes]]
 
 
-class Verified(NamedTuple):
-    """What a secret verified of the values that were read."""
-
-    some: bool
-    """Whether some value has a valid seal."""
-    forged: tuple[str, ...]
-    """The kinds of value of which one has none."""
-
-
 class Codec:
     """Seals, verifies and decodes the values of one cluster. ``place``: prefix of its keys, for
     messages."""
@@ -39,7 +30,6 @@ class Codec:
         self._place = place
         self._forged: set[type] = set()
         self._unreadable: set[type] = set()
-        self._verifies = False
         self._known: dict[type, dict[tuple[str, bytes], Any]] = {}
         """Values decoded from the previous snapshot; unchanged ones are not decoded again."""
 
@@ -68,14 +58,9 @@ class Codec:
 
     def body(self, value: bytes, kind: type[Any]) -> bytes | None:
         """The text behind the seal, or ``None`` if no member wrote it."""
-        body = self._unsealed(kind, value)
+        body = self._seal.opened(kind.__name__, value)
         if body is None:
             self.note_forged(kind, value)
-        return body
-
-    def _unsealed(self, kind: type[Any], value: bytes) -> bytes | None:
-        body = self._seal.opened(kind.__name__, value)
-        self._verifies |= body is not None
         return body
 
     def note_forged(self, kind: type[Any], value: bytes) -> None:
@@ -86,10 +71,9 @@ class Codec:
             log.error(FORGED.format(kind.__name__), place=self._place, begins=begin)
 
     @property
-    def verified(self) -> Verified:
-        """What was verified so far."""
-        forged = tuple(sorted(kind.__name__ for kind in self._forged))
-        return Verified(self._verifies, forged)
+    def forged_kinds(self) -> list[str]:
+        """The kinds of value of which one was forged."""
+        return sorted(kind.__name__ for kind in self._forged)
 
     def demanded(self, value: bytes, kind: type[T], key: str) -> T:
         """The decoded value.
@@ -144,7 +128,7 @@ class Codec:
         name_of: Callable[[T], str],
         read: Callable[[bytes], T],
     ) -> T | None:
-        body = self._unsealed(kind, value)
+        body = self._seal.opened(kind.__name__, value)
         found = None if body is None else read(body)
         return found if found is not None and name_of(found) == name else None
 

@@ -28,7 +28,7 @@ from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic, Wake
-from tmd.daemon.codec import Codec, Verified, paired, text
+from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.job_records import Known, ReadRecord, RecordReader, StoredJobs, demands, marks
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.replication import Replication, longest_wait
@@ -126,9 +126,9 @@ class RedisStore:
         return await self._records.named(names, ask)
 
     @property
-    def read_so_far(self) -> Verified:
-        """What the secret of this host verified of the values that were read."""
-        return self._codec.verified
+    def forged_kinds(self) -> list[str]:
+        """The kinds of value that were read and do not match the secret of this host."""
+        return self._codec.forged_kinds
 
     async def clock(self) -> float:
         seconds, microseconds = await self._ask(self._redis.time())

@@ -372,7 +372,7 @@ class Watcher:
                 self._roster.excuse(late)
             before = clock()
             self._roster.repeat(before)
-            if self.board.suspects:
+            if self.board.suspects or self.board.memory.standing:
                 self._note(*triage.ripened(self.board, now=time.time(), clock=before))
 
 

@@ -124,9 +124,14 @@ class EpochView:
     # --- links ---------------------------------------------------------------------------------
 
     @property
-    def neighbours(self) -> frozenset[str]:
-        """Workers to which there is a link, or to which one is being opened."""
-        return frozenset((*(key.worker for key, _ in self.member_links()), *self._opening))
+    def linked(self) -> frozenset[str]:
+        """Workers to which there is a link."""
+        return frozenset(key.worker for key, _ in self.member_links())
+
+    @property
+    def opening(self) -> frozenset[str]:
+        """Workers to which a link is being opened."""
+        return frozenset(self._opening)
 
     def link(
         self,

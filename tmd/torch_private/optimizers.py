@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-_AFTER_SCALED_STEP: WeakKeyDictionary[torch.amp.GradScaler, WeakMethod[Any]] = WeakKeyDictionary()
+_AFTER_SCALED_STEP: WeakKeyDictionary[torch.amp.GradScaler, tuple[ref[Any], Any]] = (
+    WeakKeyDictionary()
+)
+"""The object and the function of each hook. A ``WeakMethod`` would print an error at exit."""
 _CALLING_HOOKS: WeakSet[Callable[..., Any]] = WeakSet()
 """Functions that take the place of ``step`` in classes of scalers."""
 
@@ -37,13 +41,13 @@ def call_first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[[], N
     hooks.move_to_end(handle.id, last=False)
 
 
-def call_after_scaled_step(scaler: torch.amp.GradScaler, hook: Callable[[], None]) -> None:
+def call_after_scaled_step(scaler: torch.amp.GradScaler, hook: MethodType) -> None:
     """Call ``hook`` after each ``scaler.step()``, also after one that skips its optimizer. It takes
     the place of an earlier hook of ``scaler``; a copy of ``scaler`` has none.
 
     ``hook``: a method, whose object is not kept alive.
     """
-    _AFTER_SCALED_STEP[scaler] = WeakMethod(hook)
+    _AFTER_SCALED_STEP[scaler] = ref(hook.__self__), hook.__func__
     owner = _stepping(scaler)
     step = owner.step
     if step in _CALLING_HOOKS:
@@ -52,11 +56,11 @@ def call_after_scaled_step(scaler: torch.amp.GradScaler, hook: Callable[[], None
     @functools.wraps(step)
     def stepped(self: torch.amp.GradScaler, *args: Any, **named: Any) -> Any:
         result = step(self, *args, **named)
-        kept = _AFTER_SCALED_STEP.get(self)
+        owned, called = _AFTER_SCALED_STEP.get(self, (None, None))
+        holder = owned() if owned is not None else None
         # A derived class may have called this one.
-        found = kept() if kept is not None and _stepping(self) is owner else None
-        if found is not None:
-            found()
+        if holder is not None and called is not None and _stepping(self) is owner:
+            called(holder)
         return result
 
     _CALLING_HOOKS.add(stepped)

@@ -341,3 +341,29 @@ async def test_a_fault_that_an_operator_has_declared_over_is_not_stated_again(lo
         assert (await anext(signals)).code == "xid.62"  # restated
         log.write(GONE)
         assert (await anext(signals)).code == "xid.79"
+
+
+async def test_a_fault_is_declared_over_before_the_detector_runs(log, tmp_path):
+    """It may wait for the log, or for its restart."""
+    log.write(GONE)
+    async with signals_of(XidDetector(log.open), XidConfig(), tmp_path) as signals:
+        await anext(signals)
+    detector = XidDetector(log.open)
+    detector.declared_healthy("")
+    async with signals_of(detector, XidConfig(), tmp_path) as signals:
+        log.write(GONE.replace("79", "62"))
+        assert (await anext(signals)).code == "xid.62"
+
+
+def test_findings_may_be_declared_over_between_two_signals(tmp_path):
+    """The daemon pauses after some signals."""
+    follower = Follower(XidConfig(), load(XidConfig()), tmp_path / "xid.json", 0.0)
+    for number, pci in enumerate(("03", "04")):
+        text = f"NVRM: Xid (PCI:0000:{pci}:00): 31, pid=1, name=python, MMU Fault"
+        list(follower.take(record(text, seq=number), 0.0))
+    ends = follower.findings.quiet(1e6, 1.0)
+    first = next(ends)
+    follower.forget("")
+
+    assert first.state is State.CLEARED
+    assert list(ends) == []

@@ -29,6 +29,8 @@ from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
 
 REMEMBERED = 1000
 """Remembered raises per detector."""
+RESTATED_S = 300.0
+"""Time after the start of a daemon in which its detectors state again what still holds."""
 News = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
 
@@ -39,6 +41,8 @@ class Board(Struct, frozen=True):
     raised: dict[FindingKey, Alert] = {}
     suspects: dict[FindingKey, Suspect] = {}
     memory: FindingMemory = FindingMemory()
+    since: float | None = None
+    """Monotonic time from which on findings are awaited that stood before a restart."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -90,6 +94,7 @@ def fold(
 
 def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
     """The board with every suspect raised whose hold time is over."""
+    board = _awaited(board, clock)
     news: list[Alert] = []
     for key in tuple(board.suspects):
         board, more = _counted(board, key, now, clock)
@@ -116,7 +121,8 @@ def declared_healthy(
     kept = None if code in ("", BANNED) else memory.ban
     suspects = {k: s for k, s in board.suspects.items() if code not in ("", k.code)}
     standing = tuple(k for k in board.memory.standing if code not in ("", k.code))
-    board = Board(board.raised, suspects, FindingMemory(raises, kept, standing))
+    memory = FindingMemory(raises, kept, standing)
+    board = structs.replace(board, suspects=suspects, memory=memory)
     what = ", ".join(sorted({key.code for key in ended})) or "nothing was raised"
     record = Alert(
         id=f"{host}-healthy-{request}",
@@ -160,12 +166,24 @@ def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[B
     news = [_escalated(alert, times) if came_back else alert]
     raised = {**board.raised, key: news[0]}
     grave = alert.severity is not Severity.WARNING and origin.strategy is Strategy.ACT
-    if came_back and grave and memory.ban is None:
+    if came_back and grave and memory.ban is None and not stood:
         news.append(ban(origin, alert, times, now))
         memory = structs.replace(memory, ban=news[-1])
         raised[_ban_key(origin.host)] = news[-1]
     suspects = {k: s for k, s in board.suspects.items() if k != key}
-    return Board(raised, suspects, memory), tuple(news)
+    return structs.replace(board, raised=raised, suspects=suspects, memory=memory), tuple(news)
+
+
+def _awaited(board: Board, clock: float) -> Board:
+    """What stood before a restart and is not stated again soon has ended meanwhile."""
+    if not board.memory.standing:
+        return board
+    if board.since is None:
+        return structs.replace(board, since=clock)
+    if clock - board.since < RESTATED_S:
+        return board
+    standing = tuple(key for key in board.memory.standing if key in board.suspects)
+    return structs.replace(board, memory=structs.replace(board.memory, standing=standing))
 
 
 def _with(raises: Sequence[Raise], new: Raise, since: float) -> tuple[Raise, ...]:

@@ -243,7 +243,7 @@ def _outside(record: JobRecord, worker: str) -> Directive:
             return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
         if plan.leave and any(m.leaver.worker == worker for m in plan.moves):
             return Leave(detail=f"drained by plan {plan.id}")
-    if worker in record.dismissed:
+    if worker in record.dismissed and not is_live(record.plan):
         return Leave(detail="its host is drained with --leave")
     return _following(record, worker)
 

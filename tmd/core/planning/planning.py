@@ -138,9 +138,11 @@ def steer(
         or _moved_on(record, view, facts, age, limits, now)
         or grown(record, view, facts, now)
         or planned(record, view, facts, verdicts, now)
-        or _pooled(record, view, facts, wanted)
+        or record
     )
-    if changed is None or changed == record:
+    if changed.plan is record.plan and changed.state is record.state:
+        changed = _pooled(changed, view, facts, wanted)
+    if changed == record:
         return record
     return structs.replace(changed, revision=record.revision + 1)
 

@@ -78,10 +78,26 @@ class _DrawnTensor(NamedTuple):
         """The tensor with its first values. They are put back in place where that is possible:
         another tensor of the batch, or of the loader, may be a view of the same memory."""
         found = self.tensor
-        if self.copy is not None and not _put_back(found, self.copy):
+        if self.copy is not None and not self._put_back(self.copy):
             found = self.copy.clone()
         # The script may have asked for a gradient, and the broken step has left one.
         return found.detach() if found.requires_grad and not self.requires_grad else found
+
+    def _put_back(self, values: Tensor) -> bool:
+        """Let the tensor have ``values``; returns whether it could be done in place."""
+        tensor = self.tensor
+        kinds = [(t.shape, t.dtype, t.device) for t in (tensor, values)]
+        if kinds[0] != kinds[1]:
+            return False
+        try:
+            # Its memory may be read-only.
+            if self.is_intact and equal(tensor.detach(), values):
+                return True
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.detach().copy_(values)
+        except RuntimeError:  # elements share their memory, or torch cannot compare this kind
+            return self.is_intact
+        return True
 
 
 class _Containers:
@@ -159,19 +175,3 @@ def _copy_of(tensor: Tensor) -> Tensor | None:
     except RuntimeError as error:  # the memory of a device may be full
         log.debug("a tensor of a batch cannot be copied: %s", error)
         return None
-
-
-def _put_back(tensor: Tensor, values: Tensor) -> bool:
-    """Let ``tensor`` have ``values``; returns whether it could be done in place."""
-    kinds = [(t.shape, t.dtype, t.device) for t in (tensor, values)]
-    if kinds[0] != kinds[1]:
-        return False
-    # First, since the memory may be read-only.
-    if equal(tensor.detach(), values):
-        return True
-    try:
-        with torch.inference_mode(tensor.is_inference()):
-            tensor.detach().copy_(values)
-    except RuntimeError:  # several elements of it may share their memory
-        return False
-    return True

@@ -181,8 +181,9 @@ class Registry:
             # Each rank has another part of a divided one.
             if not isinstance(value, torch.optim.Optimizer) or name in self._wholes:
                 continue
-            here, there = [len(g["params"]) for g in value.param_groups], _groups(layouts.get(name))
-            if there is not None and here != there:
+            # Not its own groups: what it shows of them may be the script's choice.
+            here, there = _groups(flatten(_state_of(value))[0]), _groups(layouts.get(name))
+            if here is not None and there is not None and here != there:
                 return (
                     f"{name}: parameter groups of {here} parameters here, of {there} there: "
                     f"{ADDED_GROUP}"

@@ -23,6 +23,10 @@ MISSES = 3
 """Calls in a row that a neighbour may miss, each of some seconds: code that holds the interpreter
 for a while must not look like a frozen machine."""
 
+MISSES_AT_FIRST = 60
+"""The same of a peer to which there is no link yet. It may compile or load data for minutes before
+its first collective, which is not repeated."""
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -63,7 +67,8 @@ class PeerWatchdog:
             self._call(standing)
 
     def _call(self, standing: EpochView) -> None:
-        near = standing.neighbours
+        linked = standing.linked
+        near = linked | standing.opening
         # A worker that holds several ranks is called once.
         for member in dict.fromkeys(standing.membership.members):
             if member.worker not in near or self._closed.is_set():
@@ -72,8 +77,9 @@ class PeerWatchdog:
                 standing.verify(member)
             except PeerLost as lost:
                 self._missed[member.worker] += 1
-                if self._missed[member.worker] >= MISSES:
-                    log.warning("breaking the step: %s missed %d calls", lost.worker, MISSES)
+                limit = MISSES if member.worker in linked else MISSES_AT_FIRST
+                if self._missed[member.worker] >= limit:
+                    log.warning("breaking the step: %s missed %d calls", lost.worker, limit)
                     standing.blame(lost)
                     return
             else:
