@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
+T = TypeVar("T")
+
 _AFTER_SCALED_STEP: WeakKeyDictionary[torch.amp.GradScaler, tuple[ref[Any], Any]] = (
     WeakKeyDictionary()
 )
-"""The object and the function of each hook. A ``WeakMethod`` would print an error at exit."""
+"""The owner and the function of each hook. A ``WeakMethod`` would print an error at exit."""
 _CALLING_HOOKS: WeakSet[Callable[..., Any]] = WeakSet()
 """Functions that take the place of ``step`` in classes of scalers."""
 
@@ -41,31 +42,32 @@ def call_first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[[], N
     hooks.move_to_end(handle.id, last=False)
 
 
-def call_after_scaled_step(scaler: torch.amp.GradScaler, hook: MethodType) -> None:
-    """Call ``hook`` after each ``scaler.step()``, also after one that skips its optimizer. It takes
-    the place of an earlier hook of ``scaler``; a copy of ``scaler`` has none.
-
-    ``hook``: a method, whose object is not kept alive.
-    """
-    _AFTER_SCALED_STEP[scaler] = ref(hook.__self__), hook.__func__
-    owner = _stepping(scaler)
-    step = owner.step
+def call_after_scaled_step(
+    scaler: torch.amp.GradScaler, owner: T, hook: Callable[[T], None]
+) -> None:
+    """Call ``hook(owner)`` after each ``scaler.step()``, also after one that skips its optimizer,
+    as long as ``owner`` lives. It takes the place of an earlier hook of ``scaler``; a copy of
+    ``scaler`` has none."""
+    _AFTER_SCALED_STEP[scaler] = ref(owner), hook
+    stepping = _stepping(scaler)
+    step = stepping.step
     if step in _CALLING_HOOKS:
         return
 
     @functools.wraps(step)
     def stepped(self: torch.amp.GradScaler, *args: Any, **named: Any) -> Any:
         result = step(self, *args, **named)
-        owned, called = _AFTER_SCALED_STEP.get(self, (None, None))
-        holder = owned() if owned is not None else None
+        found = _AFTER_SCALED_STEP.get(self)
         # A derived class may have called this one.
-        if holder is not None and called is not None and _stepping(self) is owner:
-            called(holder)
+        if found is not None and _stepping(self) is stepping:
+            holder, called = found[0](), found[1]
+            if holder is not None:
+                called(holder)
         return result
 
     _CALLING_HOOKS.add(stepped)
     # In the class: an attribute of the scaler would be a part of its copies, and cannot be pickled.
-    owner.step = stepped
+    stepping.step = stepped
 
 
 def _stepping(scaler: torch.amp.GradScaler) -> Any:

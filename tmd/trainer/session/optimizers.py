@@ -57,7 +57,7 @@ class OptimizerHooks:
         for each in faces:
             each.register_step_post_hook(self._after)
         for scaler in scalers:
-            call_after_scaled_step(scaler, self._scaled)
+            call_after_scaled_step(scaler, self, OptimizerHooks._scaled)
 
     def begin(self) -> None:
         """A step begins."""
