@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from weakref import ref
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tmd.fabric.collectives import on_tensors
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.passes import Passes, PassLog, Rigid, obstacle
+from tmd.fabric.reduction import reduction
 from tmd.trainer.protocol.step_vote import exchange
 
 pytestmark = pytest.mark.timeout(60)
@@ -254,3 +256,22 @@ def test_a_script_that_does_not_ask_is_not_watched() -> None:
 
         assert "all" in (asked.passes.rigid or "")
         assert other.passes.rigid is None
+
+
+def test_what_a_broken_step_has_kept_is_dropped() -> None:
+    """Its gradients would stay for the rest of the job once no rank is adopted any more."""
+    passes = Passes(lambda: None)
+    log, tensors = PassLog(passes), [torch.ones(SMALL)]
+    how = reduction(dist.ReduceOp.SUM, torch.float32, "all_reduce").code
+    call = CollectiveCall(FrameKind.ALLREDUCE, on_tensors.barrier, tensors, tensors, detail=how)
+    passes.begin(1, first=True, last=False)
+    kept = log.next(call, tensors)
+    assert kept is not None
+    log.goes_out(call, kept, tensors)
+    (copy,) = map(ref, kept.tensors)
+    before = copy() is not None
+    del kept
+    passes.end()
+
+    assert before
+    assert copy() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from tmd.core.values.checkpoints import name_of
+from tmd.core.values.checkpoints import PARTIAL, name_of
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.checkpoints import archive
 from tmd.trainer.checkpoints.naming import Names
@@ -241,10 +242,14 @@ class Two:
         return [digest_of([s["momentum_buffer"]]) for s in self.optimizer.state.values()]
 
 
-def written(folder: Path, registry: Registry) -> archive.CheckpointReader:
+def parts(folder: Path, registry: Registry) -> None:
     staged = StagedState(Names(registry, all_different(1)), 0, STEP, Position(0, STEP), SEED)
     staged.finish()
     archive.write_part(folder, staged, 1)
+
+
+def written(folder: Path, registry: Registry) -> archive.CheckpointReader:
+    parts(folder, registry)
     archive.join_parts(folder, STEP, 1)
     return archive.CheckpointReader(folder, STEP)
 
@@ -416,3 +421,37 @@ def test_a_parameter_without_a_gradient_has_none_after_resuming(tmp_path: Path) 
     params = [p for model in after.models for p in model.parameters()]
     assert [p.grad is not None for p in params] == [True, False, True, True]
     assert not any(bool(p.grad.any()) for p in params if p.grad is not None)
+
+
+def test_a_changed_seal_is_noticed(tmp_path: Path) -> None:
+    """It says where the data go on, of which no file has a digest."""
+    written(tmp_path, Two(1).only("model", "ema", "optimizer"))
+    file = tmp_path / name_of(STEP) / archive.SEAL
+    whole = archive.flaw(tmp_path, STEP)
+    file.write_bytes(file.read_bytes().replace(b'"size":1', b'"size":2'))
+
+    assert whole == ""
+    assert archive.flaw(tmp_path, STEP) == "tmd.json differs from what was written"
+
+
+def test_a_seal_without_a_digest_is_of_an_earlier_version(tmp_path: Path) -> None:
+    written(tmp_path, Two(1).only("model", "ema", "optimizer"))
+    file = tmp_path / name_of(STEP) / archive.SEAL
+    seal = json.decode(file.read_bytes())
+    del seal["digest"]
+    file.write_bytes(json.encode(seal))
+
+    assert archive.flaw(tmp_path, STEP) == ""
+
+
+def test_two_workers_do_not_join_the_same_parts(tmp_path: Path) -> None:
+    """The former worker of rank 0 may still be at it, in a process of its own."""
+    parts(tmp_path, Two(1).only("model", "ema", "optimizer"))
+    seal = tmp_path / (name_of(STEP) + PARTIAL) / "part-0" / archive.SEAL
+    with seal.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            archive.join_parts(tmp_path, STEP, 1)
+    archive.join_parts(tmp_path, STEP, 1)
+
+    assert archive.flaw(tmp_path, STEP) == ""

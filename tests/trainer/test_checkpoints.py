@@ -163,7 +163,8 @@ def test_rank_0_reports_the_part_of_a_dead_rank(
     due(of, 10, rank)
     written = tmp_path / "step-00000010.partial" / f"part-{rank}"
     wait_for(written.exists)
-    of._end()  # as when the next one is due
+    due(of, 20, rank)
+    wait_for((tmp_path / "step-00000020.partial" / f"part-{rank}").exists)
 
     if rank == 0:
         assert next_report(reports) == (
@@ -171,6 +172,10 @@ def test_rank_0_reports_the_part_of_a_dead_rank(
             MissedCheckpoint(10, "no part of rank 1, 2 in time", 1),
         )
     assert reports.empty()
+    ending = threading.Thread(target=of.close)
+    ending.start()
+    of._attempt.over.set()
+    ending.join(PATIENCE_S)
 
 
 def wait_for(there: Callable[[], bool]) -> None:
@@ -213,3 +218,45 @@ def test_the_next_holder_of_the_rank_writes_the_part(tmp_path: Path, reports: Re
     of.close()
 
     assert written == (10, None)
+
+
+def test_the_parts_of_missed_checkpoints_are_removed(tmp_path: Path, reports: Reports) -> None:
+    """Before the next one is written: the disk may have no room for both."""
+    of = checkpoints(tmp_path, reports, size=2, ending_s=0.1)
+    seen = []
+    for step in (10, 20, 30):
+        due(of, step)
+        wait_for((tmp_path / f"step-{step:08}.partial" / "part-0").exists)
+        seen.append(sorted(place.name for place in tmp_path.iterdir()))
+    of.close()
+
+    assert seen == [[f"step-{step:08}.partial"] for step in (10, 20, 30)]
+
+
+def test_the_same_worker_writes_the_part_of_another_rank(tmp_path: Path, reports: Reports) -> None:
+    """It has got that rank at the step at which it began the part of its former one."""
+    of = checkpoints(tmp_path, reports, size=3, ending_s=0.1)
+    for rank in (0, 2):
+        due(of, 10, rank)
+        wait_for((tmp_path / "step-00000010.partial" / f"part-{rank}").exists)
+        wait_for(lambda: of._attempt.waits)
+    of.close()
+
+
+def test_a_boundary_does_not_wait_for_a_disk(tmp_path: Path, reports: Reports) -> None:
+    """The thread of the checkpoint before may stand at one."""
+    goes_on = threading.Event()
+    of = checkpoints(tmp_path, reports, size=2)
+    due(of, 10)
+    wait_for((tmp_path / "step-00000010.partial" / "part-0").exists)
+    wait_for(lambda: of._attempt.waits)
+    stands = threading.Thread(target=goes_on.wait, args=(PATIENCE_S,), name="stands")
+    stands.start()
+    of._thread = stands
+    due(of, 20)
+    stood = stands.is_alive()
+    goes_on.set()
+    of._attempt.over.set()
+    over()
+
+    assert stood

@@ -218,6 +218,19 @@ def test_a_repeated_step_gets_its_batches_again() -> None:
     assert feed.position == Position(0, 1)
 
 
+def test_each_batch_of_a_step_has_random_numbers_of_its_own() -> None:
+    """Of a loader in this process: as without tmd. A repeated step has the same ones."""
+    feed = feed_of(augmented())
+    seen: list[list[float]] = []
+    for step in (0, 1, 1):
+        feed.rewind() if seen[4:] else feed.commit()
+        batches = feed.several(step, 4, partial=False)
+        seen += [batch[0][:, 1].tolist() for batch in batches]
+
+    assert len({tuple(numbers) for numbers in seen}) == 8
+    assert seen[4:8] == seen[8:]
+
+
 def test_batches_that_were_too_few_for_a_step_are_gone_with_their_call() -> None:
     """Ten batches in fours: two are left over, and belong to no step."""
     feed = feed_of(list(range(10)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,6 +61,23 @@ def test_a_checkpoint_that_may_not_be_read_is_not_damaged(
     with pytest.raises(
         ConfigError, match=f"Permission denied: .*{name_of(20)}.*: let the user of this job"
     ):
+        chosen(tmp_path, 0, alone, resume=True)
+
+    assert sorted(os.listdir(tmp_path)) == [name_of(10), name_of(20)]
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM])
+def test_an_error_that_passes_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The file server may have been away for a moment. Nothing is renamed."""
+
+    def away(path: Path) -> bytes:
+        raise OSError(code, os.strerror(code), str(path))
+
+    damaged(tmp_path, 10, 20)
+    monkeypatch.setattr(Path, "read_bytes", away)
+    with pytest.raises(ConfigError, match=f"{name_of(20)} cannot be read now: .*start the job"):
         chosen(tmp_path, 0, alone, resume=True)
 
     assert sorted(os.listdir(tmp_path)) == [name_of(10), name_of(20)]

@@ -111,6 +111,8 @@ class Passes:
         self._acting, self.first, self.last = None, True, True
         self.serial += 1
         self.step = self.serial
+        for log in list(self._logs):
+            log.forget()
 
     def saw(self, kind: FrameKind, *, objects: bool = False) -> None:
         """The script calls an operation; any thread."""
@@ -184,6 +186,10 @@ class PassLog:
         if number >= len(self._kept) or not self._kept[number].matches(call, tensors):
             raise Rigid("its steps call other operations for one rank than for another")
         return self._kept[number]
+
+    def forget(self) -> None:
+        """Drop what earlier passes have kept. No operation of several passes may run."""
+        self._kept.clear()
 
     def _turn(self) -> None:
         if self._serial == self._passes.serial:

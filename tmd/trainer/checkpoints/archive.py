@@ -7,16 +7,19 @@ incomplete one, after a loss, a full disk or the end of the job, has another nam
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from errno import EBADF, EINVAL, EIO, EISDIR, ELOOP, ENOENT, ENOLCK, ENOSYS, ENOTDIR, ENOTSUP
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import xxhash
-from msgspec import MsgspecError, Struct, json
+from msgspec import MsgspecError, Struct, json, structs
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import (
     DefaultLoadPlanner,
@@ -43,6 +46,12 @@ PART = "part-"
 ABSENT = "it is not there"
 """The flaw of a checkpoint that this rank cannot see."""
 BLOCK = 1 << 24
+DAMAGE = frozenset({EIO, ENOENT, ENOTDIR, EISDIR, ELOOP})
+"""Errors by which a file is damaged. Others pass, such as those of a file server that is away."""
+NO_SYNC = frozenset({EINVAL, ENOTSUP})
+"""Errors of a file system that cannot put a folder on disk."""
+NO_LOCK = frozenset({ENOLCK, ENOTSUP, EINVAL, ENOSYS, EBADF})
+"""Errors of a file system without locks."""
 
 
 class CheckpointSeal(Struct, frozen=True):
@@ -54,6 +63,8 @@ class CheckpointSeal(Struct, frozen=True):
     """Number of ranks of the job."""
     files: dict[str, tuple[int, str]]
     """Size and digest of each file."""
+    digest: str = ""
+    """Digest of all other fields; empty in a checkpoint of tmd 0.1.0."""
 
 
 class _Planner(DefaultSavePlanner):
@@ -120,10 +131,16 @@ def join_parts(folder: Path, step: int, size: int) -> None:
     """Join the parts of all ranks into one checkpoint, and give it its final name.
 
     Raises:
+        BlockingIOError: another worker joins them.
         OSError: the disk is full or gone.
         StateMismatch: the parts do not fit together.
     """
     place = _unfinished(folder, step)
+    with _claimed(place):
+        _join(folder, place, step, size)
+
+
+def _join(folder: Path, place: Path, step: int, size: int) -> None:
     seals = {f"{PART}{r}": _read_seal(place / f"{PART}{r}") for r in range(size)}
     if any((seal.step, seal.size) != (step, size) for seal in seals.values()):
         raise StateMismatch("the parts belong to different jobs")
@@ -186,7 +203,7 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
     ``share`` on.
 
     Raises:
-        PermissionError: this process may not read a file, which may be whole.
+        OSError: this process cannot read a file now, which may be whole.
     """
     place = folder / name_of(step)
     if not place.exists():
@@ -194,14 +211,18 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
     name = SEAL
     try:
         seal = _read_seal(place)
+        if seal.digest not in ("", _digest_of(seal)):
+            return f"{SEAL} differs from what was written"
         for name in sorted(seal.files)[share::shares]:
             if not (place / name).exists():
                 return f"{name} is missing"
             if _digest(place / name) != seal.files[name]:
                 return f"{name} differs from what was written"
-    except PermissionError:
-        raise
-    except (OSError, MsgspecError) as error:
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise
+        return f"{name} cannot be read: {in_words(error)}"
+    except MsgspecError as error:
         return f"{name} cannot be read: {in_words(error)}"
     return ""
 
@@ -284,7 +305,7 @@ def _digest(file: Path) -> tuple[int, str]:
 
 def _seal(place: Path, seal: CheckpointSeal) -> None:
     with (place / SEAL).open("wb") as stream:
-        stream.write(json.encode(seal))
+        stream.write(json.encode(structs.replace(seal, digest=_digest_of(seal))))
         stream.flush()
         os.fsync(stream.fileno())
     _sync(place)
@@ -294,9 +315,35 @@ def _read_seal(place: Path) -> CheckpointSeal:
     return json.decode((place / SEAL).read_bytes(), type=CheckpointSeal)
 
 
+def _digest_of(seal: CheckpointSeal) -> str:
+    return xxhash.xxh3_128_hexdigest(json.encode(structs.replace(seal, digest="")))
+
+
+@contextmanager
+def _claimed(place: Path) -> Iterator[None]:
+    """Lock the parts, which a former worker of rank 0 may be joining. Not where the file system has
+    no locks.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+    """
+    with (place / f"{PART}0" / SEAL).open("r+b") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno not in NO_LOCK:
+                raise
+        yield
+
+
 def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
     finally:
         os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from tmd.trainer.state_transfer.verification import Verdict
 
 LOOK_S = 0.2
 """Interval at which a rank checks for the parts of others, which may be on other machines."""
+ALL = sys.maxsize
 WRITING_S = 60.0
 """Longest time that an ending process waits for its own part of the current checkpoint."""
 ENDING_S = 5.0
@@ -53,8 +55,18 @@ class CheckpointSchedule(NamedTuple):
     keep: int
 
 
+class Attempt:
+    """A checkpoint that its thread writes or waits for."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        """Set once the parts of others are awaited no longer."""
+        self.waits = False
+        """Whether the thread only waits for other ranks."""
+
+
 class Checkpoints:
-    """Main thread only; owns a thread for the current checkpoint."""
+    """Main thread only; owns a thread for the current checkpoint, and one that is ending."""
 
     def __init__(
         self,
@@ -70,41 +82,43 @@ class Checkpoints:
         self._ending_s = ending_s
         self._order, self._named, self._size = order, named, size
         self._tell, self._verdict = tell, verdict
-        self._at = -1
-        """Step of the latest boundary; the same step again is a repeat."""
+        self._at: tuple[int, int | None] = -1, None
+        """Step of the latest boundary, and the rank that was held, if its checkpoint was due: the
+        same again is a repeat."""
         self._staged: StagedState | None = None
+        self._attempt = Attempt()
         self._thread: threading.Thread | None = None
-        self._over = threading.Event()
-        self._waits = False
-        """Whether the thread only waits for other ranks."""
+        self._former: threading.Thread | None = None
         self._telling = threading.Lock()
         self._saved: SavedCheckpoint | None = None
         self._missed: MissedCheckpoint | None = None
 
     def passed(self, step: int) -> None:
         """Note that no checkpoint of ``step`` is due."""
-        self._at = step
+        self._at = step, None
 
     def at_boundary(self, step: int, position: Position, rank: int, seed: int) -> None:
         """``step`` begins; the state must not change before :meth:`settle`."""
-        again, self._at = step == self._at, step
+        again = self._at in ((step, rank), (step, None))
+        self._at = step, rank
         first = position.index == 0 or position.over
         if again or step == 0 or not is_due(step, self._order.every, first=first):
             return
-        if self._thread is not None and self._thread.is_alive() and not self._waits:
+        if self._thread is not None and self._thread.is_alive() and not self._attempt.waits:
             self._misses(step, "the previous checkpoint is still being written")
             return
-        self._end()
+        self._attempt.over.set()
         try:
             staged = StagedState(self._named(), rank, step, position, seed)
         except Exception as error:
             self._misses(step, error)
             return
         self._staged = staged
-        self._over, self._waits = threading.Event(), False
+        # It may stand at a slow disk for a moment, which must not delay the step.
+        self._attempt, self._former = Attempt(), self._thread
         self._thread = threading.Thread(
             target=self._save,
-            args=(staged, self._over, self._verdict()),
+            args=(staged, self._attempt, self._verdict(), self._former),
             name="tmd-checkpoint",
             daemon=True,
         )
@@ -121,19 +135,24 @@ class Checkpoints:
         self.settle()
         if self._thread is not None:
             deadline = time.monotonic() + WRITING_S
-            while self._thread.is_alive() and not self._waits and time.monotonic() < deadline:
+            attempt = self._attempt
+            while self._thread.is_alive() and not attempt.waits and time.monotonic() < deadline:
                 self._thread.join(LOOK_S)
             self._thread.join(self._ending_s)
-            self._end()
-
-    def _end(self) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join(self._ending_s)
+            attempt.over.set()
+            for thread in (self._thread, self._former):
+                if thread is not None:
+                    thread.join(self._ending_s)
 
     # --- the writer's thread ----------------------------------------------------------------------
 
-    def _save(self, staged: StagedState, over: threading.Event, verdict: Verdict) -> None:
+    def _save(
+        self,
+        staged: StagedState,
+        attempt: Attempt,
+        verdict: Verdict,
+        former: threading.Thread | None,
+    ) -> None:
         folder, step = self._order.folder, staged.step
         try:
             staged.finish()
@@ -141,30 +160,35 @@ class Checkpoints:
                 raise staged.broken
             if why := verdict():
                 # The next worker of the rank writes its part.
-                self._at = -1
+                self._at = -1, None
                 raise StateMismatch(why)
+            if former is not None:
+                former.join(self._ending_s)  # which still says what it waited for
+            if staged.rank == 0:
+                # Those that were missed: the disk may have no room for them beside this one.
+                self._prune(step, keep=ALL)
             if not archive.is_complete(folder, step):
                 archive.write_part(folder, staged, self._size)
-            self._await(staged, over)
+            self._await(staged, attempt)
         except Exception as error:
             # No error of a checkpoint may reach training.
             self._misses(step, error)
 
-    def _await(self, staged: StagedState, over: threading.Event) -> None:
+    def _await(self, staged: StagedState, attempt: Attempt) -> None:
         """Wait until the checkpoint is complete. The worker of rank 0 joins its parts."""
         folder, step = self._order.folder, staged.step
         while not archive.is_complete(folder, step):
-            if staged.rank == 0 and not archive.parts_missing(folder, step, self._size):
-                self._join(step)
+            whole = staged.rank == 0 and not archive.parts_missing(folder, step, self._size)
+            if whole and self._join(step):
                 continue
-            self._waits = True
-            if over.wait(LOOK_S) and not archive.is_complete(folder, step):
+            attempt.waits = True
+            if attempt.over.wait(LOOK_S) and not archive.is_complete(folder, step):
                 self._waited_in_vain(staged)
                 return
-            self._waits = False
+            attempt.waits = False
         self._has(SavedCheckpoint(step, time.time(), str(folder / name_of(step))))
         if staged.rank == 0:
-            self._prune(step)
+            self._prune(step, keep=self._order.keep)
 
     def _waited_in_vain(self, staged: StagedState) -> None:
         missing = archive.parts_missing(self._order.folder, staged.step, self._size)
@@ -175,20 +199,24 @@ class Checkpoints:
         else:
             log.warning("no checkpoint of step %d: %s", staged.step, late)
 
-    def _prune(self, step: int) -> None:
+    def _prune(self, step: int, *, keep: int) -> None:
         try:
-            prune(self._order.folder, self._order.keep, partial_before=step)
+            prune(self._order.folder, keep, partial_before=step)
         except OSError as error:
-            # The new checkpoint exists; the next one tries again.
+            # The next checkpoint tries again.
             log.warning("older checkpoints could not be removed: %s", error)
 
-    def _join(self, step: int) -> None:
+    def _join(self, step: int) -> bool:
+        """Join the parts; ``False`` while another worker of rank 0 does."""
         try:
             archive.join_parts(self._order.folder, step, self._size)
+        except BlockingIOError:
+            return False
         except OSError:
             # The previous worker of rank 0 may have been faster.
             if not archive.is_complete(self._order.folder, step):
                 raise
+        return True
 
     # --- reports, from both threads ---------------------------------------------------------------
 

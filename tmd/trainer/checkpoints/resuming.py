@@ -70,11 +70,14 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
 
 
 def _flaw(folder: Path, step: int, rank: int, ranks: int) -> str:
-    """Why a checkpoint is damaged, or why this rank may not read it; empty if it is whole."""
+    """Why a checkpoint is damaged, or why this rank cannot read it; empty if it is whole."""
     try:
         return flaw(folder, step, rank, ranks)
     except PermissionError as error:
         return f"{UNUSABLE}{in_words(error)}: let the user of this job read the folder"
+    except OSError as error:
+        where = folder / name_of(step)
+        return f"{UNUSABLE}{where} cannot be read now: {in_words(error)}: start the job again"
 
 
 def _listed(folder: Path, resume: bool) -> str:

@@ -190,7 +190,7 @@ class Feed:
         if self._replay < len(self._kept) and self._kept[self._replay].is_lost:
             self._draw_again(step)
         if self._replay == len(self._kept):
-            self._kept.append(self._drawn_batch(step))
+            self._kept.append(self._drawn_batch(step, len(self._kept)))
         self._replay += 1
         return self._kept[self._replay - 1].given()
 
@@ -201,11 +201,12 @@ class Feed:
             log.warning("a repeated step gets a batch that the script has changed in place")
             return
         self.seek(self.position)
-        self._kept = [self._drawn_batch(step) for _ in range(given)]
+        self._kept = [self._drawn_batch(step, number) for number in range(given)]
         self._replay = given
 
-    def _drawn_batch(self, step: int) -> DrawnBatch:
-        batch = self._draw(step)
+    def _drawn_batch(self, step: int, number: int) -> DrawnBatch:
+        """``number``: that of the batch within its step."""
+        batch = self._draw(step, number)
         # A copy of a large batch costs time in each step, and most scripts leave theirs as it is.
         return DrawnBatch(batch, copied=self._draws_once or self._changes is not False)
 
@@ -329,11 +330,12 @@ class Feed:
     def _seed(self, number: int, purpose: str) -> None:
         seed_all(self._base(), number, purpose)
 
-    def _draw(self, step: int) -> Any:
+    def _draw(self, step: int, number: int = 0) -> Any:
         if self._source is None:
             self._open(0)
         assert self._source is not None
-        self._seed(*((step, "data") if self._drawn else (self.call, "first")))
+        purpose = f"data {number}" if number else "data"
+        self._seed(*((step, purpose) if self._drawn else (self.call, "first")))
         self._drawn = True
         batch = next(self._source)
         self._taken += 1
