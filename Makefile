@@ -92,9 +92,9 @@ lint: install $(VENV)/.docs-installed
 	$(BIN)/lint-imports
 	$(MAKE) docs
 
-# The documentation, into site/. A link that leads nowhere is an error.
+# The documentation, into site/. A link that leads nowhere is an error, unless --quiet hides it.
 docs: install $(VENV)/.docs-installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The pictures of the page in the documentation, by Debian's chromium.
 screenshots: install $(VENV)/.docs-installed

@@ -2,17 +2,20 @@
 
 import os
 import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from tmd import wire
+from tmd.cli.script_last import marked
 from tmd.joining import Joining, mark
 from tmd.launcher import Launcher, LaunchSpec
 
@@ -250,12 +253,32 @@ def test_a_command_that_the_system_refuses_is_named(config: Path) -> None:
     assert f"tmd launch: cannot start {program}: [Errno" in errors
 
 
-def test_a_module_is_run_as_torchrun_runs_it(config: Path) -> None:
+@pytest.mark.parametrize("end", [(), ("--",)], ids=["as it is", "marked"])
+def test_a_module_is_run_as_torchrun_runs_it(config: Path, end: tuple[str, ...]) -> None:
+    """Its options are its own, also one that the launcher has as well, and another -m."""
     config.with_name("training.py").write_text("import sys\nprint(sys.argv[1:], flush=True)")
+    options = ("--lr", "1", "--job", "mine", "-m", "small")
 
-    status, output, _ = launched(config, "-m", "training", "--lr", "1")
+    status, output, _ = launched(config, "-m", "training", *options, end=end)
 
-    assert (status, output) == (0, "['--lr', '1']\n")
+    assert (status, output) == (0, f"{list(options)}\n")
+
+
+def test_a_module_may_follow_any_option_of_the_launcher() -> None:
+    """One with a value, with its value attached, and without one. What follows a script is its."""
+    names = {"--trace", "-c"}
+
+    assert marked(["-c", "-m", "--auto", "-m", "a"], names) == [
+        "-c",
+        "-m",
+        "--auto",
+        "--",
+        "-m",
+        "a",
+    ]
+    assert marked(["--trace=t", "-m", "a"], names) == ["--trace=t", "--", "-m", "a"]
+    for args in (["-c", "x", "a.py", "-m", "b"], ["--", "-m", "a"], ["--trace", "t"]):
+        assert marked(args, names) == args
 
 
 def test_a_script_that_never_joins_is_told_so(config: Path) -> None:
@@ -418,3 +441,131 @@ open({str(fifo)!r}).read()
         ended = started.until("worker ended")
 
     assert "joined=True" in ended
+
+
+# --- the process group of a worker ----------------------------------------------------------------
+
+
+WRAPPED = """#!/bin/sh
+echo worker $TMD_WORKER
+{python} -c 'import os, signal; print(os.getpid(), flush=True); signal.pause()'
+echo done
+"""
+"""A shell script that starts the training process as a child of its own."""
+
+
+@pytest.fixture
+def wrapper(config: Path) -> str:
+    program = config.with_name("run.sh")
+    program.write_text(WRAPPED.format(python=sys.executable))
+    program.chmod(0o755)
+    return str(program)
+
+
+def outlives(pid: int, seconds: float = 30.0) -> bool:
+    """Whether ``pid`` still runs after ``seconds``; if so it is killed, since nobody else will."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    runs = not select.select([handle], [], [], seconds)[0]
+    if runs:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    os.close(handle)
+    return runs
+
+
+def test_a_training_process_ends_with_the_shell_that_started_it(
+    launch: Callable[..., Started], wrapper: str
+) -> None:
+    """The shell ends at SIGTERM and tells nobody."""
+    started = launch("", command=(wrapper,))
+    started.until("worker ")
+    training = int(started.line())
+    started.process.terminate()
+    started.process.wait(60)
+
+    assert not outlives(training)
+    assert started.process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_kill_reaches_the_training_process_behind_a_shell(
+    config: Path, launch: Callable[..., Started], wrapper: str
+) -> None:
+    """Else the slot would be started again beside it, on the same device."""
+    started = launch("", "--max-restarts", "0", command=(wrapper,))
+    worker = started.until("worker ").split()[-1]
+    training = int(started.line())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(config.with_name("tmd.sock")))
+        door.listen()
+        daemon, _ = door.accept()
+    with daemon:
+        daemon.sendall(wire.encode(wire.Kill(worker, "it hangs")))
+        started.process.wait(60)
+
+    assert not outlives(training)
+    assert started.process.returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(("status", "stays"), [(0, True), (7, False)], ids=["well", "failed"])
+def test_what_a_worker_leaves_behind_ends_only_if_it_failed(
+    config: Path, launch: Callable[..., Started], status: int, stays: bool
+) -> None:
+    """An upload in the background may outlive a script that has ended well."""
+    fifo = config.with_name("fifo")
+    os.mkfifo(fifo)
+    script = f"""
+import os, signal, sys
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    open({str(fifo)!r}, "w").close()
+    signal.pause()
+open({str(fifo)!r}).read()
+os._exit({status})
+"""
+    started = launch(script, "--max-restarts", "0")
+    left = int(started.line())
+    started.process.wait(60)
+
+    assert outlives(left, 0.0 if stays else 30.0) == stays
+    assert started.process.returncode == status
+
+
+def test_a_worker_that_does_not_die_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may hold it for minutes after SIGKILL, and the launcher must not spin meanwhile."""
+    waits: list[float | None] = []
+    kills: list[int] = []
+    send = signal.pidfd_send_signal
+
+    class Watched(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[Any]:
+            if kills:
+                waits.append(timeout)
+            return super().select(timeout)
+
+    def held(pidfd: int, number: int) -> None:
+        """As if the first two SIGKILLs met a process that cannot take them yet."""
+        kills.extend([number] * (number == signal.SIGKILL))
+        if number != signal.SIGKILL or len(kills) > 2:
+            send(pidfd, number)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Watched)
+    monkeypatch.setattr(signal, "pidfd_send_signal", held)
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    stubborn = (
+        "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "os.kill(os.getppid(), signal.SIGTERM); signal.pause()"
+    )
+    spec = LaunchSpec(
+        *("j", "h1", tmp_path / "none.sock", "127.0.0.1", 1, 1),
+        command=(sys.executable, "-c", stubborn),
+        max_restarts=0,
+        grace_s=0.0,
+    )
+
+    assert Launcher(spec).run() == 128 + signal.SIGTERM
+    assert len(kills) >= 3
+    assert waits.count(0.0) < 2  # one deadline may have passed just then

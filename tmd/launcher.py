@@ -7,10 +7,8 @@ One loop, no threads: it waits for pidfds of the children, the socket and signal
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import tempfile
@@ -31,11 +29,13 @@ from tmd.core.values.model import Exit
 from tmd.core.values.reasons import in_words
 from tmd.joining import Joining
 from tmd.signals import signals
-from tmd.starting import CannotStart, start
+from tmd.starting import CannotStart, ended_well, kill, start, terminate
 
 RECONNECT_S = 0.5
 GRACE_S = 5.0
 """Time for workers to end after SIGTERM before they get SIGKILL."""
+KILL_AGAIN_S = 1.0
+"""Interval between two SIGKILLs. A worker in a driver may not end for minutes."""
 NOT_STARTED = 2
 """Exit status when the command of a worker cannot be started."""
 RESTART_S = 1.0
@@ -66,6 +66,8 @@ class LaunchSpec(Struct, frozen=True):
     restart_delay_s: float = RESTART_S
     steady_s: float = STEADY_S
     """See :data:`STEADY_S`."""
+    grace_s: float = GRACE_S
+    """See :data:`GRACE_S`."""
     trace: Path | None = None
     log_dir: Path | None = None
 
@@ -93,6 +95,7 @@ class Launcher:
         self._inbox = bytearray()
         self._next_dial = 0.0
         self._stopping = 0.0
+        """When workers get SIGKILL next; 0 unless they are to end."""
         self._worst = 0
         self._joining = Joining("")
         self._awaited: dict[str, float] = {}
@@ -158,6 +161,9 @@ class Launcher:
     def _reap(self, pidfd: int) -> None:
         worker, slot, process = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
+        if self._stopping or not ended_well(pidfd):
+            # What is left of it would hold the device that the next worker of the slot needs.
+            kill(process.pid, pidfd)
         os.close(pidfd)
         code = process.wait()
         self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
@@ -222,10 +228,9 @@ class Launcher:
                 log.warning("a worker cannot be restarted", **facts)
                 self._try_again(slot, NOT_STARTED, joined=False, facts=facts)
 
-    def _kill_all(self, number: signal.Signals = signal.SIGKILL) -> None:
-        for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError):
-                child.process.send_signal(number)
+    def _kill_all(self) -> None:
+        for pidfd, child in self._children.items():
+            kill(child.process.pid, pidfd)
 
     # --- one turn of the loop ---------------------------------------------------------------------
 
@@ -238,6 +243,7 @@ class Launcher:
         self._remind()
         if self._stopping and time.monotonic() > self._stopping:
             self._kill_all()
+            self._stopping = time.monotonic() + KILL_AGAIN_S
 
     def _patience(self) -> float | None:
         deadlines = [*self._due.values(), *self._awaited.values()]
@@ -254,8 +260,9 @@ class Launcher:
             return
         self._worst = 128 + number
         self._due.clear()
-        self._stopping = time.monotonic() + GRACE_S
-        self._kill_all(signal.SIGTERM)
+        self._stopping = time.monotonic() + self._spec.grace_s
+        for pidfd in self._children:
+            terminate(pidfd)
 
     # --- the daemon -------------------------------------------------------------------------------
 
@@ -312,10 +319,10 @@ class Launcher:
     def _obey(self, message: wire.Message) -> None:
         match message:
             case wire.Kill():
-                for child in self._children.values():
+                for pidfd, child in self._children.items():
                     if child.worker == message.worker:
                         log.warning("killing worker", worker=child.worker, reason=message.reason)
-                        child.process.kill()
+                        kill(child.process.pid, pidfd)
             case wire.LauncherNotice():
                 log.warning("daemon notes", worker=message.worker, text=message.text)
             case wire.Rejected():

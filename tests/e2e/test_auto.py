@@ -1,4 +1,4 @@
-"""An unchanged script of transformers goes on through a move and a loss with the same numbers."""
+"""Unchanged scripts: moves and losses change no number, and a process joins its job once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.e2e.frameworks import need
 from tests.e2e.harness import ROOT, RUNNER, running
 from tmd.embedded import EmbeddedRedis
 
+TWO_TRAINERS = str(ROOT / "tests" / "e2e" / "scripts" / "two_trainers.py")
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "unchanged_script.py")
 STEPS = ("--steps", "400")
 """So many that some are left after a drain and a loss."""
@@ -43,3 +44,26 @@ async def test_an_unchanged_script_is_drained_and_killed(
         assert await run.drain_and_kill() == ([0], [1])
         await run.ends_like(golden, lost=1)
     assert saved(straight) == saved(disturbed)
+
+
+@pytest.mark.usefixtures("compiler")
+async def test_a_second_trainer_of_a_script_uses_the_session_of_the_first(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """A process joins once: the two would take the worker's place from each other for ever."""
+    need("lightning")
+    async with running(
+        tmp_path,
+        redis.url,
+        active=("h1",),
+        standby=(),
+        script=TWO_TRAINERS,
+        runner=RUNNER,
+    ) as run:
+        codes = await run.cluster.finished(100)
+        tested, fitted, joined = (run.cluster.trace / "lines").read_text().splitlines()
+
+    assert codes == {"h1": 0}
+    assert tested == "4 steps, 1 test"
+    assert "one Trainer.fit() in a process" in fitted
+    assert "was called a second time in this process: use the session" in joined

@@ -11,6 +11,7 @@ import torch
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
+from tests.marks import thorough
 from tmd.core.values.model import PlanKind
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
@@ -23,8 +24,13 @@ STANDBYS = ("s1", "s2")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[Golden, Path]:
     """The golden run, and its folder of lines and checkpoints."""
     need("lightning")
-    folder = tmp_path_factory.mktemp("lightning")
-    return golden_of(folder, script=SCRIPT), folder / "trace"
+    return undisturbed_in(tmp_path_factory.mktemp("lightning"))
+
+
+def undisturbed_in(folder: Path, *arguments: str) -> tuple[Golden, Path]:
+    """Results of a run without faults, and its folder of lines and checkpoints."""
+    folder.mkdir(exist_ok=True)
+    return golden_of(folder, arguments, script=SCRIPT), folder / "trace"
 
 
 async def ends_like(run: Run, undisturbed: tuple[Golden, Path], lost: int) -> None:
@@ -128,6 +134,60 @@ async def test_a_hot_standby_takes_a_rank_that_is_lost_in_a_validation(
         assert run.fired("validation-4")
         assert [m.rank for m in plan.moves] == [2]
         await ends_like(run, undisturbed, lost=1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "step", "epoch"),
+    [((), 20, "0"), thorough(("--within",), 22, "1")],
+    ids=["after an epoch", "within an epoch"],
+)
+async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(
+    saved: tuple[str, ...],
+    step: int,
+    epoch: str,
+    tmp_path: Path,
+    redis: EmbeddedRedis,
+    compiler: None,
+) -> None:
+    """The job began without one. A worker that dies in the second epoch is started again, and loads
+    one. It takes its rank back where the others are, in an epoch that keeps its number."""
+    need("lightning")
+    last = ("--begin", "last", *saved)
+    golden = undisturbed_in(tmp_path / "golden", *last)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[f"backward@1:{step}=kill"],
+        standby=(),
+        max_restarts=1,
+        script=SCRIPT,
+        arguments=last,
+    ) as run:
+        await run.done("trainer")
+
+        assert run.fired("backward")
+        await ends_like(run, golden, lost=0)
+    assert (run.cluster.trace / "loaded").read_text() == epoch
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)  # three jobs, one after the other
+@pytest.mark.parametrize("where", ["backward@1:0", "before-vote@0:4"])
+async def test_a_rank_is_lost_in_the_epoch_in_which_a_resumed_job_began(
+    where: str, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """The third one. The standby learns from the rank where training began."""
+    need("lightning")
+    _, first = undisturbed_in(tmp_path / "first", "--begin", "last", "--steps", "16")
+    begins = ("--begin", str(first / "newest" / "last.ckpt"))
+    golden = undisturbed_in(tmp_path / "golden", *begins)
+    async with running(
+        tmp_path / "run", redis.url, faults=[f"{where}=kill"], script=SCRIPT, arguments=begins
+    ) as run:
+        await run.done("trainer")
+
+        assert run.fired(where.partition("@")[0])
+        await ends_like(run, golden, lost=1)
 
 
 def validations(folder: Path) -> int:

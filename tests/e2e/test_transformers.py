@@ -81,6 +81,60 @@ async def test_a_drain_of_rank_0_and_a_kill(
         await ends_like(run, trainer_golden, lost=1)
 
 
+def found(folder: Path) -> list[str]:
+    """The checkpoints that workers have found when they began."""
+    return sorted(each.read_text() for each in folder.glob("found-*"))
+
+
+async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(
+    tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """The script resumes from the newest one, as those of transformers do. The job began without
+    one. A worker that is started again finds one, and takes its rank back."""
+    need("transformers")
+    last = ("--resume", "last")
+    golden = undisturbed(tmp_path / "golden", *last)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[f"backward@1:{TRAINS}=kill"],
+        standby=(),
+        max_restarts=1,
+        script=SCRIPT,
+        arguments=last,
+    ) as run:
+        await run.done("trainer")
+
+        assert run.fired("backward")
+        await ends_like(run, golden, lost=0)
+    assert found(run.cluster.trace) == ["checkpoint-20"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)  # three jobs, one after the other
+@pytest.mark.parametrize(
+    "where",
+    ["before-vote@1:0", "backward@1:1", "backward@0:4"],
+    ids=["on the way to it", "the first step", "a later step"],
+)
+async def test_a_rank_is_lost_in_the_epoch_in_which_a_resumed_job_began(
+    where: str, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """The standby has read no checkpoint. Which batches of that epoch are left out, the steps over
+    which the loss is a mean, and the patience of callbacks it learns from the rank."""
+    need("transformers")
+    _, first = undisturbed(tmp_path / "first", "--steps", "10")
+    resumes = ("--resume", str(first / "out" / "checkpoint-10"), "--patience", "1")
+    golden = undisturbed(tmp_path / "golden", *resumes)
+    async with running(
+        tmp_path / "run", redis.url, faults=[f"{where}=kill"], script=SCRIPT, arguments=resumes
+    ) as run:
+        await run.done("trainer")
+
+        assert run.fired(where.partition("@")[0])
+        await ends_like(run, golden, lost=1)
+
+
 @pytest.mark.parametrize(
     ("point", "rank", "step"),
     [

@@ -343,6 +343,45 @@ def test_a_job_goes_on_from_a_checkpoint_of_the_session(tmp_path: Path) -> None:
     assert second.sum.value == whole.sum.value
 
 
+@pytest.mark.parametrize(("late", "left"), [(False, 10), (True, 16)], ids=["first", "second"])
+def test_epochs_keep_their_numbers_whichever_start_had_a_checkpoint_of_lightning(
+    late: bool, left: int, tmp_path: Path
+) -> None:
+    """The order of the data follows from them. The checkpoint of the session goes first, also if
+    ``ckpt_path`` was given only when the job began, or only when it went on, as with "last"."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DistributedSampler
+
+    def shuffled() -> Any:
+        data = batches(6).dataset
+        return DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0, seed=3))
+
+    ended = ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True)
+    fit(small(), shuffled(), callbacks=[ended])
+    saved, state = tmp_path / "epoch=0.ckpt", {"path": tmp_path / "state", "every": 10}
+    begins, goes_on = (None, saved) if late else (saved, None)
+    whole, first, second = small(), small(fails_at=15), small()
+    fit(whole, shuffled(), max_epochs=4, ckpt_path=begins)
+    with pytest.raises(InterruptedError):
+        fit(first, shuffled(), max_epochs=4, checkpoints=state, ckpt_path=begins)
+    wait_for(tmp_path / "state" / "step-00000010")
+    fit(second, shuffled(), max_epochs=4, checkpoints=state, ckpt_path=goes_on)
+
+    assert second.losses == whole.losses[-left:]
+    assert second.sum.value == whole.sum.value
+
+
+def test_a_state_of_another_epoch_than_the_data_is_refused() -> None:
+    """As from a session checkpoint of 0.1.0, if that job began with a checkpoint of Lightning."""
+    module = small()
+    module.on_train_start = lambda: setattr(
+        module.trainer.fit_loop.epoch_progress.current, "processed", 1
+    )
+
+    with pytest.raises(RuntimeError, match="the state is of epoch 1, and the next batches are of"):
+        fit(module, max_epochs=2)
+
+
 def wait_for(checkpoint: Path) -> None:
     """It is written beside training. At its end a process waits for it."""
     for _ in range(1000):

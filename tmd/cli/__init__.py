@@ -33,6 +33,7 @@ from tmd.cli import (
 )
 from tmd.cli.common import ConfigOption
 from tmd.cli.output import say, say_lines
+from tmd.cli.script_last import ScriptLast
 from tmd.core.values.errors import ConfigError, PluginError, TmdError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -83,8 +84,7 @@ def _load(verb: str) -> Any:
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
     loaded = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    # What follows a training script belongs to it.
-    loaded.command(verb, context_settings={"allow_interspersed_args": verb != "launch"})(found)
+    loaded.command(verb, cls=ScriptLast if verb == "launch" else None)(found)
     return typer.main.get_command(loaded)
 
 

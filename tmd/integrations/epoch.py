@@ -16,7 +16,8 @@ class Epoch:
         loader: a loader of torch, or one that is divided like it.
         begin: prepares the loader for this epoch.
         ends: whether training ends before the batch of this number, which counts from ``skip``.
-        skip: number of batches to leave out.
+        skip: returns the number of batches to leave out; called when an iteration begins, since the
+            state of the rank that is held then decides. ``None`` for none.
         limit: number of the batch at which the epoch ends; ``None`` for that of the loader.
     """
 
@@ -26,7 +27,7 @@ class Epoch:
         loader: Any,
         begin: Callable[[], object],
         ends: Callable[[int], object],
-        skip: int = 0,
+        skip: Callable[[], int] | None = None,
         limit: int | None = None,
     ) -> None:
         self._session, self._loader, self._begin, self._ends = session, loader, begin, ends
@@ -39,8 +40,11 @@ class Epoch:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._ends(0):
+            return  # before the loader starts processes
         self._begin()
-        batches = islice(self._session.placed(self._loader), self._skip, self._limit)
+        skip = 0 if self._skip is None else self._skip()
+        batches = islice(self._session.placed(self._loader), skip, self._limit)
         for number in count():
             if self._ends(number):
                 return

@@ -61,6 +61,9 @@ class Net(pl.LightningModule):
     def on_train_epoch_end(self) -> None:
         injector.reach(f"epoch-end-{self.current_epoch}")
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        Path(os.environ["TMD_TRACE"], "loaded").write_text(str(checkpoint["epoch"]))
+
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
@@ -127,11 +130,17 @@ def loader(batches: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument(
+        "--begin", help="a checkpoint of Lightning, or 'last' for the newest if any"
+    )
+    parser.add_argument("--within", action="store_true", help="save the newest within an epoch")
     args = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
     torch.manual_seed(0)
     strategy = TmdStrategy(checkpoint_io=Counted(folder), bucket_cap_mb=0.001)
     injector.follow(strategy.session)
+    when = {"every_n_train_steps": 3} if args.within else {"save_on_train_epoch_end": True}
+    newest = ModelCheckpoint(folder / "newest", save_last=True, **when)
     trainer = pl.Trainer(
         strategy=strategy,
         accelerator="cpu",
@@ -150,12 +159,14 @@ def main() -> None:
             ModelCheckpoint(folder / "last", every_n_train_steps=5, save_top_k=-1),
             ModelCheckpoint(folder / "latest", monitor="number", mode="max", every_n_train_steps=4),
             EarlyStopping("val_loss", patience=50),
+            *([newest] if args.begin else []),
         ],
         logger=Lines(folder / "lines.json"),
     )
     module = Net()
     # One batch less than the steps of an epoch need: the last of them has half of its batches.
-    trainer.fit(module, loader(EPOCH_STEPS * ACCUMULATE - 1, 1), loader(2, 2))
+    loaders = loader(EPOCH_STEPS * ACCUMULATE - 1, 1), loader(2, 2)
+    trainer.fit(module, *loaders, ckpt_path=args.begin)
     weights = digest_of([*module.parameters()])
     (folder / f"weights-{strategy.session.rank}").write_text(weights)
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
 
 from tmd.campaign.points import Injector
 from tmd.integrations.transformers import Trainer, TrainingArguments, session
@@ -83,6 +85,19 @@ class Watch(TrainerCallback):
         injector.reach("evaluation")
 
 
+class Steps(TrainerCallback, ExportableState):
+    """Counts the steps of the whole run."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"steps": self.steps}}
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.steps += 1
+
+
 class Saving(Trainer):
     """Has a point for faults with a part of a checkpoint written."""
 
@@ -102,6 +117,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--patience", type=int, default=100, help="evaluations before it ends")
     parser.add_argument("--stream", action="store_true", help="data of unknown length")
+    parser.add_argument("--resume", help="a checkpoint-N, or 'last' for the newest one if any")
     options = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
     torch.manual_seed(0)
@@ -122,6 +138,7 @@ def main() -> None:
         save_steps=SAVE,
         save_total_limit=2,
         load_best_model_at_end=True,
+        restore_callback_states_from_checkpoint=options.resume is not None,
         report_to="none",
     )
     injector.follow(session())
@@ -137,13 +154,20 @@ def main() -> None:
         compute_metrics=accuracy,
         callbacks=[
             Watch(folder, streams=options.stream),
+            Steps(),
             EarlyStoppingCallback(options.patience, 10.0),
         ],
     )
-    result = trainer.train()
+    resumed = options.resume
+    if resumed == "last":
+        resumed = get_last_checkpoint(args.output_dir) if os.path.isdir(args.output_dir) else None
+    if resumed:
+        (folder / f"found-{os.getpid()}").write_text(Path(resumed).name)
+    result = trainer.train(resume_from_checkpoint=resumed)
     trainer.evaluate()
     digest = digest_of([*trainer.model.parameters()])
-    numbers = f"loss {result.training_loss!r} flos {trainer.state.total_flos!r}"
+    (counted,) = (c.steps for c in trainer.callback_handler.callbacks if isinstance(c, Steps))
+    numbers = f"loss {result.training_loss!r} flos {trainer.state.total_flos!r} steps {counted}"
     (folder / f"weights-{session().rank}").write_text(f"{digest} {numbers}")
 
 

@@ -1,9 +1,9 @@
 """The fit loop of :mod:`tmd.integrations.lightning`: epochs of Lightning over batches of a session.
 
-One ``batches`` call is one epoch. A step is Lightning's ``advance`` of each batch of it: the vote
-comes in the optimizer, so what Lightning does after it belongs to a committed step. Validation,
-checkpoints and the end of an epoch contain collectives. They run between two steps, and again if a
-rank is lost meanwhile.
+One ``batches`` call is one epoch, counted from the one in which training began. A step is
+Lightning's ``advance`` of each batch of it: the vote comes in the optimizer, so what Lightning does
+after it belongs to a committed step. Validation, checkpoints and the end of an epoch contain
+collectives. They run between two steps, and again if a rank is lost meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tmd.integrations.lightning.refused import (
     refuse,
     refuse_logged,
     refuse_loops,
+    refuse_misplaced,
     refuse_resumed,
     refuse_skipped,
 )
@@ -91,11 +92,16 @@ class SessionFitLoop(_FitLoop):
                 self._data_fetcher = _Given(self)
 
     def run(self) -> None:
+        if self.strategy.session.shadowing:
+            # A standby gets the state of a rank, which may have begun before the checkpoint.
+            self.progress.forget_checkpoint()
+            _forget_restart(self)
         self.setup_data()
         if self.skip:
             return
         refuse_resumed(self)
         self.reset()
+        self.progress.began = self.epoch_progress.current.processed
         self._set_up_validation()
         self.on_run_start()
         self.epoch_progress.current.completed = self.epoch_progress.current.processed
@@ -113,18 +119,23 @@ class SessionFitLoop(_FitLoop):
         assert self._combined_loader is not None
         (loader,) = self._combined_loader.flattened
         # A worker that joins late walks past epochs, and then has another state than it began with.
-        for epoch in count(self.epoch_progress.current.processed):
+        for call in count():
             if self.done:
                 return
             accumulate = self.trainer.accumulate_grad_batches
-            begin, limit = partial(_set_sampler_epoch, loader, epoch), int(self.max_batches)
+            begin, limit = partial(self._begin, loader, call), int(self.max_batches)
             batches = Epoch(session, loader, begin, lambda _: self._is_stopped(), limit=limit)
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
+                refuse_misplaced(self, call + self.progress.began)
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):
                     between()
             # Does nothing on a worker that walks past, unless the other ranks run it now.
             if session.skipped or self._in_epoch:
                 between()
+
+    def _begin(self, loader: Any, call: int) -> None:
+        """Prepare the loader for the epoch of ``call``, in the job of the rank that is held now."""
+        _set_sampler_epoch(loader, call + self.progress.began)
 
     @property
     def _in_epoch(self) -> bool:

@@ -23,6 +23,9 @@ class Progress:
 
     def __init__(self, trainer: Trainer, loop: _FitLoop) -> None:
         self._trainer, self._loop = trainer, loop
+        self._first = loop.state_dict()
+        self.began = 0
+        """The epoch in which training began: that after the checkpoint of Lightning, if any."""
         self.pending = False
         """Whether the latest step awaits what is done between two steps."""
         self.last = False
@@ -39,6 +42,10 @@ class Progress:
         names |= {metric.meta.name for metric in loop.val_loop._results.values()}
         self._metrics = {name: found[name] for name in sorted(names & found.keys())}
 
+    def forget_checkpoint(self) -> None:
+        """Count from the first epoch again, although a checkpoint was loaded."""
+        _load(self._loop, self._first)
+
     def state_dict(self) -> dict[str, Any]:
         loops = self._loop.state_dict()
         loops["state_dict"] = {}  # of loaders, whose position is the session's
@@ -52,6 +59,7 @@ class Progress:
             "should_stop": self._trainer.should_stop,
             "limit": self._loop.max_steps,
             "within": self._loop.ended_within_epoch,
+            "began": self.began,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -59,6 +67,7 @@ class Progress:
         if state["within"] and not -1 < now <= limit:
             refuse_rest(limit)
         _load(self._loop, state["loops"])
+        self.began = state.get("began", self.began)  # not in checkpoints of 0.1.0
         known = {c.state_key: c for c in self._trainer.callbacks}
         for key, value in _restored(state["callbacks"]).items():
             if isinstance(known[key], ModelCheckpoint):

@@ -87,6 +87,20 @@ def refuse_resumed(loop: _FitLoop) -> None:
         )
 
 
+def refuse_misplaced(loop: _FitLoop, epoch: int) -> None:
+    """Refuse a state that is not of ``epoch``, whose batches come next.
+
+    Raises:
+        RuntimeError: a session checkpoint of 0.1.0 does not say in which epoch training began.
+    """
+    if (counted := loop.epoch_progress.current.processed) != epoch:
+        raise RuntimeError(
+            f"the state is of epoch {counted}, and the next batches are of epoch {epoch}: the "
+            "session checkpoint is of tmd 0.1.0, and that job began with another ckpt_path: give "
+            "the same one again, or another folder in TmdStrategy(checkpoints=...)"
+        )
+
+
 def refuse_skipped(loop: _TrainingEpochLoop) -> None:
     """Refuse the batch that was not started, and the rest of its epoch.
 

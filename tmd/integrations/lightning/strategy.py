@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import lightning.pytorch as pl
 import torch
@@ -30,12 +31,17 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 import tmd.trainer
 from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
 from tmd.integrations.lightning.refused import refuse_loggers
+from tmd.trainer.worker.join import joined
+
+_trained: WeakSet[tmd.trainer.Session] = WeakSet()
+"""Sessions with which a ``fit`` has begun."""
 
 
 class TmdStrategy(DDPStrategy):
     """Distributed data parallel training in which ranks move between machines.
 
-    Call the constructor before anything that reads the rank. It joins the job.
+    Call the constructor before anything that reads the rank. It joins the job, or uses the session
+    with which this process has joined.
 
     Args:
         state: returns what else a step changes, by name: objects with ``state_dict`` and
@@ -52,7 +58,8 @@ class TmdStrategy(DDPStrategy):
         checkpoints: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
-        self.session = tmd.trainer.join()
+        # A script may have a trainer to train and another one to test.
+        self.session = joined() or tmd.trainer.join()
         self.loss: Any = None
         """Mean loss of the batches of the current step."""
         self._state, self._checkpoints = state, checkpoints
@@ -113,7 +120,7 @@ class TmdStrategy(DDPStrategy):
         super().setup(trainer)
         self._trainer = trainer
         if trainer.state.fn == "fit":
-            if self._began:
+            if self.session in _trained:
                 raise RuntimeError("tmd runs one Trainer.fit() in a process: start another job")
             trainer.fit_loop = SessionFitLoop.of(trainer.fit_loop, self)
 
@@ -134,6 +141,7 @@ class TmdStrategy(DDPStrategy):
                 exists: Any = partial(self._file_exists, each.file_exists)
                 each.file_exists = exists
         self._began = True
+        _trained.add(self.session)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         output = super().training_step(*args, **kwargs)

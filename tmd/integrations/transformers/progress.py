@@ -27,6 +27,9 @@ CONTROL = (
     "should_log",
 )
 OWN = ("_total_loss_scalar", "_globalstep_last_logged")
+BEGUN_STATE = ("logging_steps", "eval_steps", "save_steps")
+BEGUN_OWN = ("_initial_global_step", "_initial_num_input_tokens_seen")
+"""What ranks took from the checkpoint-N with which they began."""
 
 
 class Tally(nn.Module):
@@ -47,31 +50,59 @@ class Progress:
     """What else a step changes in a trainer, equal on all ranks.
 
     ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.
+    ``late``: this worker holds no rank yet. It has read no checkpoint, and gets all from a rank.
     """
 
-    def __init__(self, trainer: Any, begun: str) -> None:
-        self._trainer, self._begun = trainer, begun
+    def __init__(self, trainer: Any, begun: str, *, late: bool) -> None:
+        self._trainer, self._begun, self._late = trainer, begun, late
+        self._first, self._left_out = 0, 0
+        """The epoch in which training began, and how many of its batches that checkpoint has."""
         self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
         """``done``: batches of ``epoch`` that were trained on. ``gaps``: see `Trainer._measure`."""
         self.stopped: list[int] = []
         """The epoch that ended early, and after how many batches."""
 
+    def begins(self, epoch: int, left_out: int) -> None:
+        """Training begins in ``epoch`` without its first ``left_out`` batches."""
+        self._first, self._left_out = epoch, left_out
+
+    def is_past(self, epoch: int) -> bool:
+        """Whether training began after ``epoch``."""
+        return epoch < self._first
+
+    def left_out(self, epoch: int) -> int:
+        """How many batches of ``epoch`` were trained on before training began."""
+        return self._left_out if epoch == self._first else 0
+
     def _exportable(self) -> list[Any]:
         callbacks = self._trainer.callback_handler.callbacks
         return [each for each in callbacks if isinstance(each, ExportableState)]
 
+    def _named(self) -> list[tuple[str, Any]]:
+        """The same by name: a Trainer that restores callbacks from a checkpoint-N reorders them."""
+        named = [(type(each).__name__, each) for each in self._exportable()]
+        return sorted(named, key=lambda each: each[0])
+
     def state_dict(self) -> dict[str, Any]:
-        trainer = self._trainer
+        trainer, named = self._trainer, self._named()
+        exported = [each.state() for _, each in named]
+        restored = trainer.args.restore_callback_states_from_checkpoint
         return {
             "begun": self._begun,
+            "first": self._first,
+            "left_out": self._left_out,
             "limit": trainer.state.max_steps,
             "steps_in_epoch": self._steps_in_epoch,
             "values": dict(self.values),
             "stopped": list(self.stopped),
             "own": {name: getattr(trainer, name) for name in OWN},
             "state": {name: getattr(trainer.state, name) for name in STATE},
+            "begun_own": {name: getattr(trainer, name) for name in BEGUN_OWN},
+            "begun_state": {name: getattr(trainer.state, name) for name in BEGUN_STATE},
             "control": {name: getattr(trainer.control, name) for name in CONTROL},
-            "callbacks": [each.state()["attributes"] for each in self._exportable()],
+            "callbacks": [each["attributes"] for each in exported],
+            "names": [name for name, _ in named],
+            "arguments": [each["args"] for each in exported if restored],
         }
 
     @property
@@ -93,7 +124,35 @@ class Progress:
         return True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["begun"] != self._begun:
+        self._begin_like(state)
+        trainer, goes_on = self._trainer, self._goes_on(state)
+        self.values, self.stopped = dict(state["values"]), list(state["stopped"])
+        parts = ((trainer, "own"), (trainer.state, "state"), (trainer.control, "control"))
+        changes = [(owner, state[name]) for owner, name in parts]
+        named = [each for _, each in self._named()]
+        callbacks = named if "names" in state else self._exportable()  # as 0.1.0 had them
+        changes += zip(callbacks, state["callbacks"], strict=True)
+        for owner, values in changes:
+            for name, value in values.items():
+                setattr(owner, name, value)
+        if goes_on:
+            trainer.control.should_training_stop, self.stopped = False, []
+
+    def _begin_like(self, state: dict[str, Any]) -> None:
+        """Take over where training began.
+
+        Raises:
+            RuntimeError: a session checkpoint is of a job that began otherwise.
+        """
+        if self._late:
+            self._begun = state["begun"]
+            for owner, part in ((self._trainer, "begun_own"), (self._trainer.state, "begun_state")):
+                for name, value in state[part].items():
+                    setattr(owner, name, value)
+            for (_, each), arguments in zip(self._named(), state["arguments"], strict=False):
+                if each.state()["args"] != arguments:
+                    vars(each).update(vars(type(each)(**arguments)))
+        elif state["begun"] != self._begun:
             began = (
                 f"resume_from_checkpoint={state['begun']!r}" if state["begun"] else "no checkpoint"
             )
@@ -101,13 +160,5 @@ class Progress:
                 f"the session checkpoint is of a job that began with {began}: begin so again to go "
                 "on from it, or choose a new output_dir or session_checkpoints"
             )
-        trainer, goes_on = self._trainer, self._goes_on(state)
-        self.values, self.stopped = dict(state["values"]), list(state["stopped"])
-        parts = ((trainer, "own"), (trainer.state, "state"), (trainer.control, "control"))
-        changes = [(owner, state[name]) for owner, name in parts]
-        changes += zip(self._exportable(), state["callbacks"], strict=True)
-        for owner, values in changes:
-            for name, value in values.items():
-                setattr(owner, name, value)
-        if goes_on:
-            trainer.control.should_training_stop, self.stopped = False, []
+        if "first" in state:  # not in checkpoints of 0.1.0, which began as this job did
+            self.begins(state["first"], state["left_out"])

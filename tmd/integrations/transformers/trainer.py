@@ -16,7 +16,7 @@ import transformers
 from accelerate import PartialState
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import optimization
+from transformers import TrainerState, optimization
 
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
@@ -108,8 +108,13 @@ class Trainer(Checkpoints):
     # --- set-up -----------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
-        """As in transformers. With session checkpoints ``True`` is what happens anyway."""
-        if resume_from_checkpoint is True and self.args.session_checkpoints:
+        """As in transformers. With session checkpoints ``True`` is what happens anyway.
+
+        A standby reads no checkpoint: its state is that of the rank which it takes, and the newest
+        checkpoint may be of a later step than the one with which the job began.
+        """
+        anyway = resume_from_checkpoint is True and self.args.session_checkpoints
+        if anyway or session().shadowing:
             resume_from_checkpoint = None
         return super().train(resume_from_checkpoint, *more, **named)
 
@@ -118,7 +123,10 @@ class Trainer(Checkpoints):
         args, joined = self.args, session()
         refuse_data(loader, args)
         self._total_loss_scalar, self._globalstep_last_logged = 0.0, self.state.global_step
-        self._progress = Progress(self, os.path.normpath(resumed) if resumed else "")
+        self._initial_global_step = self.state.global_step
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        begun = os.path.normpath(resumed) if resumed else ""
+        self._progress = Progress(self, begun, late=joined.shadowing)
         joined.register(
             model=[model, self._tally.to(args.device)],
             optimizer=self.optimizer,
@@ -127,11 +135,20 @@ class Trainer(Checkpoints):
             **({} if self.accelerator.scaler is None else {"scaler": self.accelerator.scaler}),
         )
         if args.session_checkpoints and args.save_strategy != "no":
-            by_epoch = ceil(max_steps / self.state.num_train_epochs)
-            every = by_epoch if args.save_strategy == "epoch" else self.state.save_steps
+            every = self._save_steps(max_steps)
             joined.checkpoint(os.path.join(args.output_dir, args.session_checkpoints), every=every)
         self._measure_all = joined.repeatable(self._measure, self._publish, name="transformers")
         return model, loader
+
+    def _save_steps(self, max_steps: int) -> int:
+        """Steps between two saves: by the arguments, as only some workers read a checkpoint-N."""
+        wanted = TrainerState()
+        wanted.compute_steps(self.args, max_steps)
+        by_epoch = self.args.save_strategy == "epoch"
+        steps: int = (
+            ceil(max_steps / self.state.num_train_epochs) if by_epoch else wanted.save_steps
+        )
+        return steps
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -140,22 +157,17 @@ class Trainer(Checkpoints):
         if self._stops is not None:
             # An epoch that this worker only walked past: the state that it took over decides.
             self.control.should_training_stop, self._stops = self._stops, None
-        resumed = run["resume_from_checkpoint"] is not None and epoch == run["epochs_trained"]
-        for _ in range(epoch if resumed else 0):
-            # Positions count calls: the number of a call is always that of the epoch.
-            for _ in joined.batches([]):
-                pass
-        skip = run["steps_trained_in_current_epoch"] if resumed else 0
-        loader, progress = run["train_dataloader"], self._progress
-        # Accelerate's own iterator synchronises generators and reads one batch ahead.
-        plain = getattr(loader, "base_dataloader", loader)
-        begin = partial(set_epoch, loader, epoch)
-        batches = Epoch(joined, plain, begin, lambda n: progress.stopped == [epoch, n], skip)
+        if epoch == run["epochs_trained"]:
+            self._progress.begins(epoch, run["steps_trained_in_current_epoch"])
+            for _ in range(epoch):
+                # Positions count calls: the number of a call is always that of the epoch.
+                for _ in joined.batches([]):
+                    pass
         count = self.args.gradient_accumulation_steps
-        for drawn in joined.batches(batches, accumulate=count, partial=True):
+        for drawn in joined.batches(self._batches(epoch), accumulate=count, partial=True):
             self._take_rank()
             step = joined.begin()
-            step.run(self._update, step, drawn if count > 1 else [drawn], skip)
+            step.run(self._update, step, drawn if count > 1 else [drawn])
             if step.end() is StepResult.SPOILT:
                 continue
             handler = self.callback_handler
@@ -163,8 +175,26 @@ class Trainer(Checkpoints):
             self._stop_early()
             if self._ends or now.should_log or now.should_evaluate or now.should_save:
                 self._measure_all()
+        self._end_epoch(epoch)
+
+    def _batches(self, epoch: int) -> Epoch:
+        loader, progress = self._run["train_dataloader"], self._progress
+        # Accelerate's own iterator synchronises generators and reads one batch ahead.
+        plain = getattr(loader, "base_dataloader", loader)
+        return Epoch(
+            session(),
+            plain,
+            begin=partial(set_epoch, loader, epoch),
+            ends=lambda number: progress.is_past(epoch) or progress.stopped == [epoch, number],
+            skip=partial(progress.left_out, epoch),
+        )
+
+    def _end_epoch(self, epoch: int) -> None:
+        joined = session()
         if joined.skipped:
             self._measure_all()  # it runs only if a rank was lost in it behind the loop
+        elif self._progress.is_past(epoch):
+            pass  # this worker has taken a rank that walks to the epoch in which training began
         elif self._progress.values["epoch"] != epoch:
             log.warning("epoch %d has no batch: training ends", epoch)
             self.control.should_training_stop = True
@@ -176,11 +206,12 @@ class Trainer(Checkpoints):
             self._stops = self.control.should_training_stop
             self.control.should_training_stop = False
 
-    def _update(self, step: Step, samples: list[Any], skip: int) -> None:
+    def _update(self, step: Step, samples: list[Any]) -> None:
         """One step: what the loop of transformers does with these batches up to ``on_step_end``."""
         args, state, handler = self.args, self.state, self.callback_handler
         run, model, accelerator = self._run, self._run["model"], self.accelerator
-        done = skip + session().position.index + len(samples)
+        left_out = self._progress.left_out(run["epoch"])
+        done = left_out + session().position.index + len(samples)
         samples, items = self.get_batch_samples(iter(samples), len(samples), args.device)
         self.current_gradient_accumulation_steps = len(samples)
         total = torch.zeros((), device=args.device)

@@ -28,6 +28,16 @@ from tmd.trainer.worker.coordinator import Coordinator
 log = logging.getLogger("tmd.trainer")
 
 
+class _Process:
+    session: Session | None = None
+    """That of this process, if ``tmd launch`` has started it."""
+
+
+def joined() -> Session | None:
+    """The session that :func:`join` returned under ``tmd launch``; ``None`` without one."""
+    return _Process.session
+
+
 def join() -> Session:
     """Join the job of this process; blocks until this worker has a role.
 
@@ -37,7 +47,14 @@ def join() -> Session:
         ConfigError: ``TMD_SOCKET`` is set but another variable is missing, or ``TMD_CUDA`` asks
             for what this machine lacks.
         TmdError: the daemon does not answer, or rejects this worker.
+        RuntimeError: this process has joined already.
     """
+    if _Process.session is not None:
+        # Two agents under one name would take the place from each other for ever.
+        raise RuntimeError(
+            "tmd.trainer.join() was called a second time in this process: use the session that the "
+            "first call returned, and start another process for another job"
+        )
     joining.mark()
     seen = environment.unwatch()
     socket = os.environ.get("TMD_SOCKET")
@@ -63,7 +80,8 @@ def join() -> Session:
     environment.settle(_place(endpoint, status.world_size), seen)
     # A process that is ending must not look like a silent one.
     atexit.register(coordinator.close)
-    return Session(coordinator, _trace(status.worker))
+    _Process.session = Session(coordinator, _trace(status.worker))
+    return _Process.session
 
 
 def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
