@@ -27,9 +27,10 @@ from tmd.core.values.environment import FOREIGN, Slot, announced
 from tmd.core.values.errors import WireError
 from tmd.core.values.model import Exit
 from tmd.core.values.reasons import in_words
+from tmd.ending import ended_well, kill, terminate
 from tmd.joining import Joining
 from tmd.signals import signals
-from tmd.starting import CannotStart, ended_well, kill, start, terminate
+from tmd.starting import CannotStart, start
 
 RECONNECT_S = 0.5
 GRACE_S = 5.0

@@ -18,7 +18,7 @@ from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits, ShadowGoals, ShadowLimits
 from tmd.core.values.model import Strategy
 from tmd.core.values.names import wrong_plain
-from tmd.core.values.numbers import NotNegative, Positive
+from tmd.core.values.numbers import Count, NotNegative, Positive
 from tmd.core.values.reasons import in_words, os_reason
 from tmd.schema import MASK, Invalid, Secret, Section
 
@@ -107,7 +107,7 @@ class BreakerSection(Section, frozen=True):
     at once."""
     window_s: Positive = _BREAKER.window_s
     """Window of time for that."""
-    moves: Annotated[int, Meta(ge=1)] = _BREAKER.moves
+    moves: Count = _BREAKER.moves
     """The breaker also opens after more moves by policies than this within ``moves_window_s``."""
     moves_window_s: Positive = _BREAKER.moves_window_s
     """Window of time for that."""

@@ -2,11 +2,17 @@
 
 import os
 import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.harness import ROOT
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import ROOT, Golden, Run, running
+from tmd.embedded import EmbeddedRedis
 
 TITAN = ROOT / ".venv-torchtitan" / "bin" / "python"
 """torchtitan needs older packages than the other frameworks, and so an environment of its own."""
@@ -26,6 +32,29 @@ def torchtitan() -> str:
     if not TITAN.exists():
         _miss("torchtitan is not installed: run make torchtitan")
     return str(TITAN)
+
+
+def undisturbed_in(folder: Path, script: str, *arguments: str) -> tuple[Golden, Path]:
+    """Results of a run without faults, and the folder in which it wrote."""
+    folder.mkdir(exist_ok=True)
+    return golden_of(folder, arguments, script=script), folder / "trace"
+
+
+@asynccontextmanager
+async def after_a_loss(
+    folder: Path,
+    redis: EmbeddedRedis,
+    fault: str,
+    script: str,
+    arguments: Sequence[str],
+    **settings: Any,
+) -> AsyncIterator[Run]:
+    """A run in which a rank is lost at ``fault``, once that rank has a worker again."""
+    async with running(
+        folder, redis.url, faults=[f"{fault}=kill"], script=script, arguments=arguments, **settings
+    ) as run:
+        await run.done("trainer")
+        yield run
 
 
 def _miss(why: str) -> None:

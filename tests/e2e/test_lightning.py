@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.e2e.conftest import golden_of
-from tests.e2e.frameworks import need
+from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tests.marks import thorough
 from tmd.core.values.model import PlanKind
@@ -24,13 +23,7 @@ STANDBYS = ("s1", "s2")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[Golden, Path]:
     """The golden run, and its folder of lines and checkpoints."""
     need("lightning")
-    return undisturbed_in(tmp_path_factory.mktemp("lightning"))
-
-
-def undisturbed_in(folder: Path, *arguments: str) -> tuple[Golden, Path]:
-    """Results of a run without faults, and its folder of lines and checkpoints."""
-    folder.mkdir(exist_ok=True)
-    return golden_of(folder, arguments, script=SCRIPT), folder / "trace"
+    return undisturbed_in(tmp_path_factory.mktemp("lightning"), SCRIPT)
 
 
 async def ends_like(run: Run, undisturbed: tuple[Golden, Path], lost: int) -> None:
@@ -153,18 +146,10 @@ async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(
     one. It takes its rank back where the others are, in an epoch that keeps its number."""
     need("lightning")
     last = ("--begin", "last", *saved)
-    golden = undisturbed_in(tmp_path / "golden", *last)
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[f"backward@1:{step}=kill"],
-        standby=(),
-        max_restarts=1,
-        script=SCRIPT,
-        arguments=last,
-    ) as run:
-        await run.done("trainer")
-
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *last)
+    fault, folder = f"backward@1:{step}", tmp_path / "run"
+    again = {"standby": (), "max_restarts": 1}
+    async with after_a_loss(folder, redis, fault, SCRIPT, last, **again) as run:
         assert run.fired("backward")
         await ends_like(run, golden, lost=0)
     assert (run.cluster.trace / "loaded").read_text() == epoch
@@ -178,14 +163,10 @@ async def test_a_rank_is_lost_in_the_epoch_in_which_a_resumed_job_began(
 ) -> None:
     """The third one. The standby learns from the rank where training began."""
     need("lightning")
-    _, first = undisturbed_in(tmp_path / "first", "--begin", "last", "--steps", "16")
+    _, first = undisturbed_in(tmp_path / "first", SCRIPT, "--begin", "last", "--steps", "16")
     begins = ("--begin", str(first / "newest" / "last.ckpt"))
-    golden = undisturbed_in(tmp_path / "golden", *begins)
-    async with running(
-        tmp_path / "run", redis.url, faults=[f"{where}=kill"], script=SCRIPT, arguments=begins
-    ) as run:
-        await run.done("trainer")
-
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *begins)
+    async with after_a_loss(tmp_path / "run", redis, where, SCRIPT, begins) as run:
         assert run.fired(where.partition("@")[0])
         await ends_like(run, golden, lost=1)
 

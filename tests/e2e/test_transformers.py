@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import golden_of
-from tests.e2e.frameworks import need
+from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import CRAWL, ROOT, Golden, Run, running
 from tests.marks import thorough
 from tmd.embedded import EmbeddedRedis
@@ -24,13 +23,7 @@ evaluates after its step 10, the second time, and in which streamed data have en
 def trainer_golden(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Golden, Path]:
     """Results of the undisturbed run, and the folder in which it wrote."""
     need("transformers")
-    return undisturbed(tmp_path_factory.mktemp("transformers_golden"))
-
-
-def undisturbed(folder: Path, *arguments: str) -> tuple[Golden, Path]:
-    """Results of a run without faults, and the folder in which it wrote."""
-    folder.mkdir(exist_ok=True)
-    return golden_of(folder, arguments, script=SCRIPT), folder / "trace"
+    return undisturbed_in(tmp_path_factory.mktemp("transformers_golden"), SCRIPT)
 
 
 async def ends_like(
@@ -93,18 +86,10 @@ async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(
     one. A worker that is started again finds one, and takes its rank back."""
     need("transformers")
     last = ("--resume", "last")
-    golden = undisturbed(tmp_path / "golden", *last)
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[f"backward@1:{TRAINS}=kill"],
-        standby=(),
-        max_restarts=1,
-        script=SCRIPT,
-        arguments=last,
-    ) as run:
-        await run.done("trainer")
-
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *last)
+    fault, folder = f"backward@1:{TRAINS}", tmp_path / "run"
+    again = {"standby": (), "max_restarts": 1}
+    async with after_a_loss(folder, redis, fault, SCRIPT, last, **again) as run:
         assert run.fired("backward")
         await ends_like(run, golden, lost=0)
     assert found(run.cluster.trace) == ["checkpoint-20"]
@@ -123,14 +108,10 @@ async def test_a_rank_is_lost_in_the_epoch_in_which_a_resumed_job_began(
     """The standby has read no checkpoint. Which batches of that epoch are left out, the steps over
     which the loss is a mean, and the patience of callbacks it learns from the rank."""
     need("transformers")
-    _, first = undisturbed(tmp_path / "first", "--steps", "10")
+    _, first = undisturbed_in(tmp_path / "first", SCRIPT, "--steps", "10")
     resumes = ("--resume", str(first / "out" / "checkpoint-10"), "--patience", "1")
-    golden = undisturbed(tmp_path / "golden", *resumes)
-    async with running(
-        tmp_path / "run", redis.url, faults=[f"{where}=kill"], script=SCRIPT, arguments=resumes
-    ) as run:
-        await run.done("trainer")
-
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *resumes)
+    async with after_a_loss(tmp_path / "run", redis, where, SCRIPT, resumes) as run:
         assert run.fired(where.partition("@")[0])
         await ends_like(run, golden, lost=1)
 
@@ -191,7 +172,7 @@ async def test_a_rank_is_lost_while_training_ends_early(
     """A joiner learns from the state that it takes over that its epoch is the last one."""
     need("transformers")
     stops = ("--patience", "1")
-    golden = undisturbed(tmp_path / "golden", *stops)
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *stops)
     faults = [f"{point}@0:{STOPS}=kill"]
     async with running(
         tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=stops
@@ -212,7 +193,7 @@ async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
     missing."""
     need("transformers")
     stops = ("--patience", "1")
-    golden, folder = undisturbed(tmp_path / "golden", *stops)
+    golden, folder = undisturbed_in(tmp_path / "golden", SCRIPT, *stops)
     faults = [f"after-vote@0:{STOPS}=kill"]
     async with running(
         tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=stops
@@ -241,7 +222,7 @@ async def test_a_rank_is_lost_at_the_end_of_streamed_data(
     runs it there, like the other ranks."""
     need("transformers")
     streams = ("--stream",)
-    golden = undisturbed(tmp_path / "golden", *streams)
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *streams)
     faults = [f"{point}@{rank}:{step}=kill"]
     async with running(
         tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=streams

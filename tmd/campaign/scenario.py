@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta, structs
 
 from tmd.core.values.model import Phase
-from tmd.core.values.numbers import NotNegative, Positive
+from tmd.core.values.numbers import Count, NotNegative, Positive
 from tmd.core.values.reasons import in_words
 from tmd.schema import Invalid, Section
 
@@ -231,7 +231,7 @@ class Scenario(Section, frozen=True):
     """Number of standbys that wait before and after; by default those of the cluster."""
     within_s: Positive = 60.0
     """Longest time until the cluster is whole again."""
-    repeat: Annotated[int, Meta(ge=1)] = 1
+    repeat: Count = 1
     draw: bool = True
     """Whether it may be drawn for a random campaign."""
 

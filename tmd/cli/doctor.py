@@ -135,7 +135,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
 def _same_secret(forged: list[str], *, elsewhere: bool) -> Point:
     """Whether the values that members of the cluster wrote match the secret of this host.
 
-    ``elsewhere``: some of other hosts do, so that it is another host that has another secret.
+    ``elsewhere``: values of other hosts do, so the wrong secret is on another host.
     """
     if not forged:
         return Point("shared secret", True, True, "verifies what is in Redis")

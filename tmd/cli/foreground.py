@@ -52,8 +52,8 @@ def watch(
 ) -> tuple[Alert, ...]:
     """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``; return the open alerts.
 
-    There are no workers here, so detectors that watch workers see none. Each gets a copy of its
-    folder: the daemon's own detector must not take what was judged here for judged by itself.
+    There are no workers here, so detectors that watch workers see none. Each works on a
+    copy of its folder, so that the daemon's own detector still judges what was seen here.
     """
     logs.configure(Log(level="error"), host=settings.host.name)
     with tempfile.TemporaryDirectory(prefix="tmd-scan-") as folder:

@@ -19,14 +19,14 @@ from tmd.fabric.handshake import (
     Talk,
     dialer,
 )
-from tmd.fabric.link import KEEPALIVE, Link
+from tmd.fabric.link import Link, keep_alive
 
 VERSION_S = 0.25
 """How long a peer has for ending the handshake once it knows the version."""
 CLOSED = "{} closed the handshake: it has another key, release of tmd or worker id"
 
 GoOn = Callable[[], bool]
-"""Asked each time that a peer has not answered within the time-out: whether to wait once more."""
+"""Called each time that a peer has not answered in time; returns whether to wait once more."""
 
 
 class PeerBusy(LinkError):
@@ -154,8 +154,7 @@ def _refusal(member: Member, answer: HandshakeReply) -> str:
 def _converse(
     sock: socket.socket, talk: Talk[HandshakeReply], peer: str, wait: _Wait, version_s: float
 ) -> HandshakeReply:
-    for level, option, value in KEEPALIVE:
-        sock.setsockopt(level, option, value)
+    keep_alive(sock)
     want = next(talk)
     if version_s and isinstance(want, bytes):
         want = _after_version(sock, want, peer, version_s)

@@ -21,7 +21,7 @@ from tmd.fabric.frame import HEADER_SIZE
 Buffer = bytes | bytearray | memoryview
 
 _LENGTH = Struct("<Q")
-KEEPALIVE = (
+_KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -37,13 +37,18 @@ LOCAL_BUFFER = 512 << 10
 Across hosts the kernel's choice is better."""
 
 
+def keep_alive(sock: socket.socket) -> None:
+    """Set the options of every connection, before it is waited for."""
+    for level, option, value in _KEEPALIVE:
+        sock.setsockopt(level, option, value)
+
+
 class Link:
     """A byte stream to ``peer``. Closed by its holder, or with its epoch."""
 
     def __init__(self, sock: socket.socket, peer: str, dialer: str, epoch: int = -1) -> None:
         sock.setblocking(True)
-        for level, option, value in KEEPALIVE:
-            sock.setsockopt(level, option, value)
+        keep_alive(sock)
         if sock.getpeername()[0] == sock.getsockname()[0]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER)
         self.sock = sock

@@ -1,4 +1,4 @@
-"""Ends links whose peer's kernel answers nothing more, while data for it is in flight.
+"""Ends a link with data in flight once the kernel of the peer no longer answers.
 
 A host that vanished resets no connection. Keepalive finds that out only on an idle link, and TCP
 itself gives up on unacknowledged data after a quarter of an hour. ``TCP_USER_TIMEOUT`` is no
@@ -61,7 +61,7 @@ def parsed(info: bytes) -> TcpInfo:
 def is_silent(info: bytes) -> bool:
     """Whether a ``struct tcp_info`` shows that the peer's kernel does not answer any more.
 
-    An idle link never does: it is left to keepalive.
+    An idle link never counts as silent: keepalive covers it.
     """
     found = parsed(info)
     resent = found.unacked > 0 and found.retransmits >= RETRANSMITS

@@ -42,7 +42,7 @@ class Board(Struct, frozen=True):
     suspects: dict[FindingKey, Suspect] = {}
     memory: FindingMemory = FindingMemory()
     since: float | None = None
-    """Monotonic time from which on findings are awaited that stood before a restart."""
+    """Monotonic time of the first check after a restart, if findings stood before it."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -175,7 +175,7 @@ def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[B
 
 
 def _awaited(board: Board, clock: float) -> Board:
-    """What stood before a restart and is not stated again soon has ended meanwhile."""
+    """A finding that stood before a restart and is not stated again soon has ended meanwhile."""
     if not board.memory.standing:
         return board
     if board.since is None:

@@ -218,11 +218,9 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
                 return f"{name} is missing"
             if _digest(place / name) != seal.files[name]:
                 return f"{name} differs from what was written"
-    except OSError as error:
-        if error.errno not in DAMAGE:
+    except (OSError, MsgspecError) as error:
+        if isinstance(error, OSError) and error.errno not in DAMAGE:
             raise
-        return f"{name} cannot be read: {in_words(error)}"
-    except MsgspecError as error:
         return f"{name} cannot be read: {in_words(error)}"
     return ""
 
@@ -330,8 +328,6 @@ def _claimed(place: Path) -> Iterator[None]:
     with (place / f"{PART}0" / SEAL).open("r+b") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
         except OSError as error:
             if error.errno not in NO_LOCK:
                 raise

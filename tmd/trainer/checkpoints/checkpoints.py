@@ -114,7 +114,7 @@ class Checkpoints:
             self._misses(step, error)
             return
         self._staged = staged
-        # It may stand at a slow disk for a moment, which must not delay the step.
+        # The former thread may wait for a slow disk, which must not delay the step.
         self._attempt, self._former = Attempt(), self._thread
         self._thread = threading.Thread(
             target=self._save,
@@ -163,9 +163,9 @@ class Checkpoints:
                 self._at = -1, None
                 raise StateMismatch(why)
             if former is not None:
-                former.join(self._ending_s)  # which still says what it waited for
+                former.join(self._ending_s)  # it still reports the parts that it waited for
             if staged.rank == 0:
-                # Those that were missed: the disk may have no room for them beside this one.
+                # Parts of missed checkpoints: the disk may have no room for them and this one.
                 self._prune(step, keep=ALL)
             if not archive.is_complete(folder, step):
                 archive.write_part(folder, staged, self._size)

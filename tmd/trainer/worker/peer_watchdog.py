@@ -24,8 +24,8 @@ MISSES = 3
 for a while must not look like a frozen machine."""
 
 MISSES_AT_FIRST = 60
-"""The same of a peer to which there is no link yet. It may compile or load data for minutes before
-its first collective, which is not repeated."""
+"""The limit for a peer to which there is no link yet. It may compile or load data for minutes
+before its first collective, which cannot be repeated."""
 
 log = logging.getLogger("tmd.trainer")
 
