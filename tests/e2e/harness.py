@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from tmd.campaign.forking import fork_server
+from tmd.campaign.places import ORDERS
 from tmd.core.values.model import (
     FINAL,
     Activity,
@@ -96,6 +97,12 @@ class Run:
     def fired(self, point: str) -> bool:
         """Whether the fault at ``point`` was reached."""
         return (self.folder / f"{point}.fired").exists()
+
+    def order(self, fault: str) -> None:
+        """Order one more fault, for a process that is known only once the job runs."""
+        draft = self.folder / "orders.new"
+        draft.write_text(fault)
+        draft.replace(self.folder / ORDERS)
 
     async def reached(self, point: str) -> None:
         """Wait until a process is at ``point``; needs no Redis."""

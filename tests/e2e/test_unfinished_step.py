@@ -144,13 +144,17 @@ async def test_every_layout_goes_on_or_repeats(
         assert (read_trace(run.cluster.trace).undone == ()) is goes_on
 
 
-@pytest.mark.parametrize("who", ["s1", "0", thorough("1")])
+@pytest.mark.parametrize("who", ["standby", "0", thorough("1")])
 async def test_a_second_loss_while_the_step_is_taken_up(
     who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The standby or a survivor ends before it enters the new epoch: the step is repeated."""
-    faults = [f"hold backward@{FOLLOWED}:120=wait", f"finishing@{who}:*=kill"]
+    faults = [f"hold backward@{FOLLOWED}:120=wait"]
     async with with_hot(tmp_path, redis, *faults, standby=("s1", "s2", "s3")) as run:
+        view = await run.shadowed()
+        (shadow,) = [w for w in workers(view) if w.shadow and w.shadow.verified]
+        victim = shadow.worker.partition("/")[0] if who == "standby" else who
+        run.order(f"finishing@{victim}:*=kill")
         await lost_in_step(run)
 
         assert run.fired("finishing")
