@@ -17,7 +17,8 @@ from tmd_policies.replace_failed import ReplaceFailed
 from bench.fleet_hosts import SPARE, WORKERS, jobs_of, starting, status
 from bench.measure import Report, each, options
 from tmd.core.planning.directives import directive_of
-from tmd.core.planning.planning import form, steer
+from tmd.core.planning.forming import form
+from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import unprotected
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import ClusterView, JobRecord

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tmd.core.planning.forming import form
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import form, steer
+from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     READABLE_VERSION,

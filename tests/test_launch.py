@@ -194,6 +194,29 @@ def test_a_worker_that_ignores_sigterm_is_killed(launch: Callable[..., Started])
     assert started.process.returncode == 128 + signal.SIGTERM
 
 
+def test_a_worker_that_saves_its_state_at_sigterm_has_not_ended_training(
+    config: Path, launch: Callable[..., Started]
+) -> None:
+    """With status 0 the job would end on all other hosts. Its launcher was stopped, as when a pod
+    is evicted."""
+    script = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + WAITING
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(config.with_name("tmd.sock")))
+        door.listen()
+        started = launch(script)
+        daemon, _ = door.accept()
+        started.line()
+        started.process.terminate()
+    said = []
+    with daemon, daemon.makefile("rb") as frames:
+        while header := frames.read(wire.HEADER_SIZE):
+            said.append(wire.decode(frames.read(wire.body_size(header))))
+    exits = [m.exit.code for m in said if isinstance(m, wire.Exited)]
+
+    assert started.process.wait(60) == 128 + signal.SIGTERM
+    assert exits == [-signal.SIGTERM]
+
+
 # --- what cannot be started, and what does not join -----------------------------------------------
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import tempfile
@@ -167,6 +168,10 @@ class Launcher:
             kill(process.pid, pidfd)
         os.close(pidfd)
         code = process.wait()
+        if self._stopping and code == 0:
+            # A script that saves its state at SIGTERM and exits has not come to its end. Status 0
+            # would mean to the other ranks that training has ended.
+            code = -signal.SIGTERM
         self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
         self._tell(wire.Exited(self._exits[-1]))
         self._awaited.pop(worker, None)

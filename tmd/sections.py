@@ -39,6 +39,9 @@ class LimitsSection(Section, frozen=True):
     """Longest copy of a state after a loss."""
     settle_s: NotNegative = _LIMITS.settle_s
     """If members are stuck and no worker died, wait this long for evidence, then run on."""
+    unheard_s: NotNegative = _LIMITS.unheard_s
+    """A worker that a policy names as lost, and of whose host the leader hears nothing, is replaced
+    only after this long: after an outage of Redis, hosts that are well have to report first."""
     silent_s: Positive = _LIMITS.silent_s
     """In a recovery, a worker that stays silent this long is presumed dead. A planned move waits
     as long for a joiner whose daemon restarts."""

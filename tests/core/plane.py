@@ -16,7 +16,8 @@ from tests.core.workers import JOB
 from tmd.core.planning.deadlines import Seen, seen
 from tmd.core.planning.directives import Directive, directive_of
 from tmd.core.planning.election import Receipt, received
-from tmd.core.planning.planning import form, steer
+from tmd.core.planning.forming import form
+from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
 
@@ -114,9 +115,10 @@ class Plane(Simulation):
                 view,
                 self.verdicts(),
                 now=0.0,
-                age=self.now - daemon.seen.since,
+                age=daemon.seen.age(self.now),
                 limits=PlanLimits(),
                 wanted=self.wanted,
+                silences=daemon.seen.silences(self.now),
             )
         if after is not None and after is not before:
             after = structs.replace(after, lease_epoch=daemon.lease)

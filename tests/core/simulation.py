@@ -21,7 +21,8 @@ from tmd.core.planning.directives import (
     Wait,
     directive_of,
 )
-from tmd.core.planning.planning import form, steer
+from tmd.core.planning.forming import form
+from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     READABLE_VERSION,

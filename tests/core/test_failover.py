@@ -26,7 +26,7 @@ from tmd.core.values.model import (
     ShadowStatus,
     Strategy,
 )
-from tmd.core.values.snapshots import Kept
+from tmd.core.values.snapshots import Kept, Rollback
 
 HOSTS = ("h1", "h2")
 LIMITS = PlanLimits()
@@ -294,14 +294,29 @@ def test_an_owner_that_cannot_reach_the_step_is_replaced_by_a_copy() -> None:
     ]
 
 
-def test_an_owner_that_cannot_reach_the_step_and_has_no_replica_is_waited_for() -> None:
+def test_an_owner_that_cannot_reach_the_step_and_has_no_replica_goes_back_with_all() -> None:
+    """To wait for it would be in vain: its joiner, which had the state, is dead."""
+    scene = lost_one()
+    kept = {
+        rank: tuple(Kept(r, STEP - 2) for r in ranks) for rank, ranks in ((0, (0, 1)), (2, (2,)))
+    }
+    scene.halts("h0", step=STEP + 1, replicas=(0, 1), kept=kept[0])
+    scene.halts("h2", step=STEP, replicas=(2,), kept=kept[2])
+    plan = live(settle(scene, "s0", "s1")[0])
+
+    assert plan.rollback == Rollback(STEP - 2, repeats=3)
+    assert plan.resume == STEP - 2
+    assert [(m.rank, m.joiner) for m in plan.moves] == [(1, values.member("s0"))]
+
+
+def test_an_owner_that_cannot_reach_the_step_without_replica_or_snapshot_is_lost() -> None:
     scene = lost_one()
     scene.halts("h0", step=STEP + 1, replicas=(0, 1))
     scene.halts("h2", step=STEP, replicas=(2,))
     record, missing = settle(scene, "s0", "s1")
 
-    assert record is scene.record
-    assert missing == f"{values.worker('h2')} cannot reach the committed step {STEP + 1}"
+    assert (record.state, missing) == (JobState.FAILED, "")
+    assert record.detail.startswith("the state of rank 2 is lost without a replica")
 
 
 def test_the_resume_step_never_falls_below_one_that_was_ordered() -> None:

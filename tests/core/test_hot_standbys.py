@@ -14,6 +14,7 @@ from tmd.core.values.limits import ShadowGoals
 from tmd.core.values.model import (
     Activity,
     ClusterView,
+    Exit,
     HostStatus,
     JobRecord,
     JobState,
@@ -189,6 +190,26 @@ def test_a_shadow_that_ended_or_failed_is_dropped() -> None:
         record, view, facts = cluster(*standbys)
         record = structs.replace(record, shadows=(hot,))
         assert assign_shadows(record, view, facts, ShadowGoals(hot=1)) == ()
+
+
+def test_a_hot_standby_that_misses_heartbeats_stays_hot_for_a_while() -> None:
+    """Another one would have to copy the state first. One that has ended is dropped at once."""
+    record, view, _ = cluster()
+    hot = ShadowAssignment(member=member("s"), rank=0, stay=True)
+    rehearses = structs.replace(hot, stay=False)
+
+    def kept(assignment: ShadowAssignment, silence_s: float, view: ClusterView = view) -> bool:
+        facts = PlanFacts(view, record.job, {"s": silence_s})
+        followed = structs.replace(record, shadows=(assignment,))
+        return bool(assign_shadows(followed, view, facts, ShadowGoals(hot=1), silent_s=10.0))
+
+    ended = Exit("s", record.job, -9, 0.0)
+    host, *others = view.hosts
+    gone = structs.replace(view, hosts=(structs.replace(host, exits=(ended,)), *others))
+    assert kept(hot, 9.0)
+    assert not kept(hot, 11.0)
+    assert not kept(rehearses, 9.0)
+    assert not kept(hot, 9.0, gone)
 
 
 def test_a_standby_that_failed_its_rehearsal_or_joins_is_no_candidate() -> None:

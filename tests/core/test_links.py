@@ -40,12 +40,29 @@ BROKE_BEFORE = plan(
 RECORD = record(*HOSTS, membership=MEMBERSHIP, proposed=2, plan=BROKE_BEFORE)
 
 
-def stuck(host, rank, named, replicas=ALL, step=STEP):
+NOBODY = {host: [] for host in HOSTS}
+
+
+def broken_again():
+    """The record of a job in which one step broke as often as it is repeated, and always again."""
+    plans = [
+        structs.replace(
+            BROKE_BEFORE,
+            phase=Phase.DONE,
+            old=structs.replace(MEMBERSHIP, epoch=epoch),
+            new=structs.replace(MEMBERSHIP, epoch=epoch + 1),
+        )
+        for epoch in range(2 - IN_VAIN, 2)
+    ]
+    return structs.replace(RECORD, plan=plans[-1], history=tuple(plans))
+
+
+def stuck(host, rank, named, replicas=ALL, step=STEP, epoch=2):
     status = structs.replace(
         worker_status(worker(host)),
         activity=Activity.STUCK,
         rank=rank,
-        epoch=2,
+        epoch=epoch,
         step=step,
         replicas=replicas,
         suspects=tuple(worker(other) for other in named),
@@ -131,11 +148,36 @@ def test_no_worker_with_a_unique_state_or_without_a_standby_is_named():
 
 
 def test_a_step_that_always_breaks_ends_the_job_unless_a_worker_was_replaced():
-    again = structs.replace(BROKE_BEFORE, phase=Phase.DONE)
-    broken = structs.replace(RECORD, plan=again, history=(again,) * IN_VAIN)
-    helped = structs.replace(again, dead=(worker("h9"),))
-    nobody = {f"h{n}": [] for n in ALL}
+    broken = broken_again()
+    *others, last = broken.history
+    helped = structs.replace(last, dead=(worker("h9"),))
 
-    assert after(nobody, record=broken).state is JobState.FAILED
-    mixed = structs.replace(broken, history=(*(again,) * (IN_VAIN - 1), helped))
-    assert after(nobody, record=mixed).state is JobState.RUNNING
+    assert after(NOBODY, record=broken).state is JobState.FAILED
+    mixed = structs.replace(broken, history=(*others, helped))
+    assert after(NOBODY, record=mixed).state is JobState.RUNNING
+
+
+def test_breaks_of_an_earlier_step_do_not_count():
+    """The last repeat of it went well, perhaps days ago."""
+    assert after(NOBODY, record=broken_again(), step=STEP + 1).state is JobState.RUNNING
+
+
+def test_breaks_of_an_earlier_run_with_the_same_name_do_not_count():
+    """Its history is kept. Its last plan led to another membership, or one of them did."""
+    ran = broken_again()
+    membership = structs.replace(MEMBERSHIP, epoch=ran.membership.epoch + 1)
+    new = structs.replace(ran, membership=membership, proposed=membership.epoch, plan=None)
+    once = structs.replace(
+        ran.history[-1], old=membership, new=structs.replace(membership, epoch=99)
+    )
+    later = structs.replace(
+        new, membership=once.new, plan=once, proposed=99, history=(*ran.history, once)
+    )
+
+    # Workers report the epoch in which they are stuck.
+    hosts = [stuck(f"h{n}", n, [], epoch=99) for n in ALL]
+    for known in (new, later):
+        view = ClusterView(hosts=(*hosts, STANDBY), jobs=(known,))
+        found = steer(known, view, (), now=0.0, age=1.0, limits=PlanLimits())
+        assert found.state is JobState.RUNNING
+        assert found.plan.phase is Phase.RECOVER

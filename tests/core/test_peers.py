@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests import values
 from tests.core.clusters import Scene
-from tmd.core.planning.planning import form, unformed
+from tmd.core.planning.forming import form, unformed
 from tmd.core.planning.standby_reasons import shortfall
 from tmd.core.planning.standbys import candidates
 from tmd.core.values.model import Activity

@@ -9,9 +9,10 @@ from msgspec import structs
 
 from tests import values
 from tests.core.clusters import STEP, Scene
+from tests.core.test_forming import starting
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import ENDED, form, steer, unformed
+from tmd.core.planning.planning import ENDED, steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -24,7 +25,6 @@ from tmd.core.values.model import (
     Urgency,
     Verdict,
 )
-from tmd.core.values.requests import DrainRequest
 
 LIMITS = PlanLimits(hold_s=100.0)
 
@@ -64,60 +64,7 @@ def moving(phase: Phase, *, armed: bool = True) -> Scene:
     return scene
 
 
-# --- the first record -----------------------------------------------------------------------------
-
-
-def starting(size: int, *names: str) -> Scene:
-    scene = Scene(size)
-    scene.statuses.clear()
-    for name in names:
-        scene.says(name, Activity.STARTING)
-    return scene
-
-
-def test_a_job_is_formed_once_as_many_workers_have_come_as_it_has_ranks() -> None:
-    """In the order of their hosts' names; one more stands by."""
-    enough = form(starting(2, "h1", "h2", "h0").view, "job")
-
-    assert form(starting(3, "h0", "h1").view, "job") is None
-    assert form(starting(2).view, "job") is None
-    assert enough is not None
-    assert [m.host for m in enough.membership.members] == ["h0", "h1"]
-    assert (enough.membership.epoch, enough.proposed, enough.revision) == (1, 1, 1)
-
-
-def test_a_host_in_reserve_gets_a_rank_of_a_new_job_only_if_there_is_no_other() -> None:
-    """The ranks of the chosen hosts are in the order of their names all the same."""
-    drains = (DrainRequest("h0", "r", reserve=True),)
-
-    def hosts(*names: str) -> list[str]:
-        view = starting(2, *names).view
-        active = tuple(structs.replace(host, standby=False) for host in view.hosts)
-        formed = form(structs.replace(view, hosts=active, drains=drains), "job")
-        return [m.host for m in formed.membership.members] if formed else []
-
-    assert hosts("h0", "h1", "h2") == ["h1", "h2"]
-    assert hosts("h0", "h1") == ["h0", "h1"]
-
-
-def test_no_rank_goes_to_a_standby_host_or_one_that_is_drained() -> None:
-    scene = starting(2, "h0", "h1", "s0")
-    drained = structs.replace(scene.view, drains=(DrainRequest("h1", "r"),))
-
-    assert form(drained, "job") is None
-    assert unformed(drained, "job").startswith("the job is not formed: h1 drained")
-    assert unformed(scene.view, "job") == ""
-
-
-def test_a_worker_without_an_address_or_of_another_job_is_not_counted() -> None:
-    """Peers could not reach it."""
-    scene = starting(2, "h0", "h1")
-    scene.says("h1", Activity.STARTING, address="")
-    other = starting(2, "h0", "h1")
-    other.says("h1", Activity.STARTING, job="another")
-
-    assert form(scene.view, "job") is None
-    assert form(other.view, "job") is None
+# --- a job that has ended -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
@@ -224,6 +171,32 @@ def test_an_exit_status_that_nobody_can_report_any_more_ends_the_job() -> None:
 
 
 # --- losses ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_may_report_yet_is_not_named_dead() -> None:
+    """After an outage of Redis hosts that are well report one after the other. Its exit, or a
+    finding of its own host about it, counts at once."""
+    scene = Scene(3, standbys=1)
+    scene.silent.add("h1")
+
+    def named(silence_s: float) -> JobRecord:
+        worker = values.worker("h1")
+        return steer(
+            scene.record,
+            scene.view,
+            [failed("h1", cause="host.silent")],
+            now=50.0,
+            age=1e9,
+            limits=LIMITS,
+            silences={worker: silence_s},
+        )
+
+    assert named(LIMITS.unheard_s - 0.1) is scene.record
+    assert live(named(LIMITS.unheard_s)).dead == (values.worker("h1"),)
+    scene.silent.clear()
+    assert live(named(0.0)).dead == (values.worker("h1"),)
+    scene.exit("h1", -9)
+    assert live(named(0.0)).dead == (values.worker("h1"),)
 
 
 def test_all_that_are_named_dead_at_once_are_in_one_failover() -> None:

@@ -6,9 +6,9 @@ from tests.core.simulation import Simulation
 from tests.core.workers import JOB
 from tmd.core.planning.migration import PlanEvent, PlanFacts, failover_event
 from tmd.core.values.limits import PlanLimits
-from tmd.core.values.model import Activity, Phase
+from tmd.core.values.model import Activity, Member, Phase
 
-SILENT_S = PlanLimits().silent_s
+SILENT_S, UNHEARD_S = PlanLimits().silent_s, PlanLimits().unheard_s
 
 
 def moving() -> Simulation:
@@ -52,19 +52,22 @@ def test_a_move_outlives_a_restart_of_the_daemon_of_its_joiner() -> None:
 
 
 def test_a_joiner_that_stays_silent_is_replaced() -> None:
-    """Another one gets the rank."""
+    """Another one gets the rank, and it may be chosen again once it reports."""
     sim = moving()
     unheard(sim, "w2")
     sim.turn(age=SILENT_S + 0.1)
+    aborted = sim.plan
+    sim.turn()
 
-    assert sim.plan.phase is Phase.ABORTED
-    assert sim.plan.outcome == "joiner w2 is not heard from"
-    assert sim.plan.rejected == ("w2",)
+    assert aborted.phase is Phase.ABORTED
+    assert aborted.outcome == "joiner w2 is not heard from"
+    assert aborted.rejected == ()
+    assert [m.joiner and m.joiner.worker for m in sim.plan.moves] == ["w3"]
 
 
-def test_while_training_stands_still_a_silent_host_is_not_waited_for() -> None:
-    """A restarted daemon is waited for, since its host reports."""
-    sim = Simulation(ranks=2, standbys=2)
+def copying(standbys: int) -> tuple[Simulation, Member]:
+    """A joiner copies the state of a lost rank."""
+    sim = Simulation(ranks=2, standbys=standbys)
     sim.settle(2)
     sim.step()
     sim.kill("w0")
@@ -77,13 +80,34 @@ def test_while_training_stands_still_a_silent_host_is_not_waited_for() -> None:
         sim.turn()
     joiner = next(m.joiner for m in sim.plan.moves if m.joiner)
     assert sim.workers[joiner.worker].status.activity is not Activity.SYNCED
+    return sim, joiner
+
+
+def test_while_training_stands_still_a_silent_host_is_hardly_waited_for() -> None:
+    """No longer than all hosts need to report after an outage of Redis. A restarted daemon is
+    waited for, since its host reports."""
+    sim, joiner = copying(standbys=2)
     unheard(sim, joiner.worker)
     view = sim.view()
     gone = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != joiner.host))
 
     assert failover_event(sim.plan, PlanFacts(view, JOB), SILENT_S, PlanLimits()) is None
-    for seen, age in ((view, SILENT_S + 0.1), (gone, 0.0)):
+    assert failover_event(sim.plan, PlanFacts(gone, JOB), UNHEARD_S, PlanLimits()) is None
+    for seen, age in ((view, SILENT_S + 0.1), (gone, UNHEARD_S + 0.1)):
         assert failover_event(sim.plan, PlanFacts(seen, JOB), age, PlanLimits()) == (
             PlanEvent.JOINER_LOST,
             f"joiner {joiner.worker} is not heard from",
         )
+
+
+def test_the_only_standby_gets_the_rank_after_all_once_it_reports() -> None:
+    """Its heartbeats were late while it copied the state."""
+    sim, joiner = copying(standbys=1)
+    unheard(sim, joiner.worker)
+    sim.turn(age=SILENT_S + 0.1)
+    dropped = sim.plan
+    sim.settle(4)
+
+    assert (dropped.phase, dropped.rejected, dropped.late) == (Phase.RECOVER, (), (joiner.worker,))
+    assert sim.plan.phase in (Phase.RESUME, Phase.DONE)
+    assert sim.workers[joiner.worker].status.rank == 0

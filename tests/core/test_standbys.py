@@ -8,8 +8,9 @@ from msgspec import structs
 from tests.plugins.clusters import planned
 from tests.values import alert, member, record
 from tmd.core.alerts.findings import BANNED
+from tmd.core.planning.forming import form, unformed
 from tmd.core.planning.migration import PlanFacts
-from tmd.core.planning.planning import form, steer, unformed
+from tmd.core.planning.planning import steer
 from tmd.core.planning.standbys import candidates, lasting
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (

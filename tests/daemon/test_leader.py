@@ -300,6 +300,40 @@ async def guarded(tmp_path):
     return scene
 
 
+async def test_after_an_outage_a_host_that_has_not_reported_yet_is_not_taken_for_dead(scene):
+    """The outage broke the links, too: a member that is stuck names the other end of its own."""
+    async with running(scene.leader):
+        await scene.fall_silent("h2")
+        await asyncio.sleep(LIMITS.unheard_s / 2)
+        scene.data.fall_away()
+        await asyncio.sleep(60)
+        suspects = ("h2/job/0.a",)
+        scene.data.away = False
+        await scene.report("h1", activity=Activity.STUCK, suspects=suspects)
+        await asyncio.sleep(LIMITS.unheard_s - 0.5)
+        early = (await scene.record).plan
+        await scene.report("h2", activity=Activity.STUCK)
+        await asyncio.sleep(LIMITS.unheard_s)
+        plan = (await scene.record).plan
+
+    assert early is None or early.dead == ()
+    assert plan.dead == ()
+
+
+async def test_a_host_that_stays_silent_is_taken_for_dead_once_a_link_to_it_broke(scene):
+    """It had time to report after the outage."""
+    async with running(scene.leader):
+        scene.data.fall_away()
+        await asyncio.sleep(60)
+        scene.data.away = False
+        await scene.fall_silent("h2")
+        await scene.report("h1", activity=Activity.STUCK, suspects=("h2/job/0.a",))
+        await asyncio.sleep(2 * LIMITS.unheard_s)
+        plan = (await scene.record).plan
+
+    assert plan.dead == ("h2/job/0.a",)
+
+
 async def test_ranks_leave_a_degraded_host(guarded):
     await guarded.degrade("h1")
     await guarded.leader.turn()

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import NamedTuple
 
 import structlog
 from msgspec import structs
 
-from tmd.core.planning.deadlines import Seen, seen
+from tmd.core.planning.deadlines import Seen, after_outage, seen
+from tmd.core.planning.forming import form, unformed
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import ENDED, form, steer, unformed
+from tmd.core.planning.planning import ENDED, steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
@@ -82,6 +83,7 @@ class Decider:
         self._seen: dict[str, Seen] = {}
         self._settled: dict[str, Settled] = {}
         self._logged: dict[str, str] = {}
+        self._blind, self._saw_at = False, 0.0
 
     def next(self, view: ClusterView, job: str, verdicts: Sequence[Verdict]) -> JobRecord | None:
         """The next revision of the record of ``job``; ``None`` if there is nothing to decide.
@@ -104,13 +106,16 @@ class Decider:
 
     def _decided(self, view: ClusterView, job: str, found: Grounds, now: float) -> JobRecord | None:
         record = found.record
-        age = self._age(view, record, job, now)
-        after = self._after(view, record, job, age, found.verdicts)
+        known = self._look(view, record, job, now)
+        age = 0.0 if known is None else known.age(now)
+        silences = {} if known is None else known.silences(now)
+        after = self._after(view, record, job, age, silences, found.verdicts)
         if after is not None and after is not record:
             self._settled.pop(job, None)
             self._logged.pop(job, None)
             return after
-        ahead = (limit - age for limit in structs.astuple(self._limits) if limit > age)
+        limits, ages = structs.astuple(self._limits), {age, *silences.values()}
+        ahead = (limit - age for age in ages for limit in limits if limit > age)
         gap = None if record is None else unprotected(view, record)
         self._settled[job] = Settled(found, now + min(ahead, default=math.inf) + 0.001, gap)
         return None
@@ -137,12 +142,26 @@ class Decider:
             for gone in known.keys() - jobs:
                 del known[gone]
 
-    def _age(self, view: ClusterView, record: JobRecord | None, job: str, now: float) -> float:
-        """How long this leader has seen the job unchanged."""
+    def lose_sight(self) -> None:
+        """This daemon does not lead any more, or cannot read the cluster."""
+        self._blind = True
+
+    def see(self, now: float) -> None:
+        """It has read the cluster, at ``now`` (monotonic seconds)."""
+        if self._blind:
+            missed_s = now - self._saw_at
+            self._seen = {j: after_outage(s, now, missed_s) for j, s in self._seen.items()}
+            self._settled.clear()
+        self._blind, self._saw_at = False, now
+
+    def _look(
+        self, view: ClusterView, record: JobRecord | None, job: str, now: float
+    ) -> Seen | None:
+        """The situation of the job, and since when this leader has seen it."""
         if record is None:
-            return 0.0
+            return None
         self._seen[job] = known = seen(self._seen.get(job), view, record, now)
-        return now - known.since
+        return known
 
     def _after(
         self,
@@ -150,6 +169,7 @@ class Decider:
         record: JobRecord | None,
         job: str,
         age: float,
+        silences: Mapping[str, float],
         verdicts: Sequence[Verdict],
     ) -> JobRecord | None:
         if record is None or record.state in ENDED:
@@ -168,6 +188,7 @@ class Decider:
             age=age,
             limits=self._limits,
             wanted=self._shadow_goals,
+            silences=silences,
         )
         if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
             self._log_once(job, f"paused: plan {_plan_id(after)} is not opened")

@@ -244,6 +244,7 @@ class Leader:
             now = asyncio.get_running_loop().time()
             self.counter.keep(self._candidate.records.under_way, now)
             if not self._candidate.leading:
+                self._decider.lose_sight()
                 self._findings.hold({}, "this host no longer leads")
                 self._follow()
             else:
@@ -251,6 +252,7 @@ class Leader:
                     patience = await self.turn()
                 except StoreUnavailable as error:
                     self.view = None
+                    self._decider.lose_sight()
                     await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
@@ -265,6 +267,7 @@ class Leader:
             await self._read(), self._store, self._config.holder, self._config.breaker
         )
         now = asyncio.get_running_loop().time()
+        self._decider.see(now)
         self._heard = remembered(self._heard, view, now)
         self.view = view = recalled(view, self._heard, now)
         if self._candidate.gives_way_to(successors(view)):

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, structs
 
 from tmd.core.alerts.breaker import BreakerRules, tripped
-from tmd.core.planning.planning import form, steer
+from tmd.core.planning.forming import form
+from tmd.core.planning.planning import steer
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
@@ -244,7 +245,7 @@ class Cluster:
             seen,
             verdicts,
             now=situation.now,
-            age=rules.limits.settle_s if age is None else age,
+            age=max(rules.limits.settle_s, rules.limits.unheard_s) if age is None else age,
             limits=rules.limits,
             wanted=self._wanted,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tmd.core.planning.migration import PlanFacts
@@ -15,10 +16,6 @@ class Situation(NamedTuple):
     plan: str
     phase: Phase | None
     stuck: bool
-    unheard: frozenset[str]
-    """Members and parties of the plan that no host reports. Right after an outage or loss of
-    Redis these are all workers until they report again. No worker may be presumed dead for time
-    that passed before."""
 
 
 class Seen(NamedTuple):
@@ -26,12 +23,38 @@ class Seen(NamedTuple):
 
     situation: Situation
     since: float
+    unheard: Mapping[str, float]
+    """Members, parties of the plan, and standbys that shadow a rank, if no host reports them: since
+    when. They do not count as a part of the situation: in a large job some host always misses a
+    heartbeat, and no deadline would ever pass."""
+
+    def age(self, now: float) -> float:
+        """Seconds for which the situation has lasted."""
+        return now - self.since
+
+    def silences(self, now: float) -> dict[str, float]:
+        """Seconds for which nothing has been heard of each worker that is unheard."""
+        return {worker: now - since for worker, since in self.unheard.items()}
 
 
 def seen(before: Seen | None, view: ClusterView, record: JobRecord, now: float) -> Seen:
     """The current situation of the job of ``record``; ``before`` is the previous one."""
-    found = _situation(view, record)
-    return before if before is not None and before.situation == found else Seen(found, now)
+    found, status = _situation(view, record), view.workers(record.job)
+    named = (*record.parties, *(assignment.member for assignment in record.shadows))
+    known = {} if before is None else before.unheard
+    unheard = {m.worker: known.get(m.worker, now) for m in named if m.worker not in status}
+    if before is None or before.situation != found:
+        return Seen(found, now, unheard)
+    return before if unheard == before.unheard else before._replace(unheard=unheard)
+
+
+def after_outage(before: Seen, now: float, missed_s: float) -> Seen:
+    """``before``, once this leader sees the cluster again after ``missed_s``.
+
+    Workers could report nothing meanwhile, and some have not reported again yet: none may be
+    presumed dead for that time, nor any deadline pass in it.
+    """
+    return Seen(before.situation, min(now, before.since + missed_s), {})
 
 
 def _situation(view: ClusterView, record: JobRecord) -> Situation:
@@ -41,5 +64,4 @@ def _situation(view: ClusterView, record: JobRecord) -> Situation:
         plan=plan.id if plan else "",
         phase=plan.phase if plan else None,
         stuck=facts.stuck(record.membership),
-        unheard=frozenset(m.worker for m in record.parties if m.worker not in facts.status),
     )

@@ -162,13 +162,9 @@ def _settled(
         # A leaver claims its rank, but its joiner committed with the others before it died: a
         # replica's state is ahead of its own.
         able = {r: m for r, m in owners.items() if _reaches(facts.status[m.worker], resume)}
-        behind = owners.keys() - able.keys()
-        if any(_source(rank, able, record.world_size, facts) is None for rank in behind):
-            names = ", ".join(owners[rank].worker for rank in sorted(behind))
-            return record, f"{names} cannot reach the committed step {resume}"
-        owners = able
-        cast = _cast(spare, owners, record.world_size, facts, resume, plan.late)
+        cast = _cast(spare, able, record.world_size, facts, resume, plan.late)
         lost = cast.lost
+        owners = owners if lost else able  # a rollback needs no state of the step
     if plan.rollback is not None or lost:
         cast, back = cast_back(spare, owners, record.world_size, facts, resume, plan)
         if back is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from math import inf
 
 from tmd.core.planning.migration import PlanFacts, is_live
 from tmd.core.planning.standbys import (
@@ -35,9 +36,16 @@ from tmd.core.values.shadows import verdict_on, why_unfit
 
 
 def assign_shadows(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals
+    record: JobRecord,
+    view: ClusterView,
+    facts: PlanFacts,
+    wanted: ShadowGoals,
+    silent_s: float = 0.0,
 ) -> tuple[ShadowAssignment, ...]:
-    """Which standby shadows which rank; it changes only while the job trains undisturbed."""
+    """Which standby shadows which rank; it changes only while the job trains undisturbed.
+
+    A standby that misses heartbeats keeps its assignment for ``silent_s``.
+    """
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.shadows
     if record.membership.adopted:
@@ -54,12 +62,9 @@ def assign_shadows(
     replaced = next(
         (u for u in record.shadows if trains and _gives_way(u, reserve, spare, facts)), None
     )
-    kept = tuple(
-        u
-        for u in record.shadows
-        # A standby on a drained host could not assume the rank: another one takes its place.
-        if u is not replaced and u.member.host not in barring and _goes_on(u, record, facts, wanted)
-    )
+    # A standby on a drained host could not assume the rank: another one takes its place.
+    left = [u for u in record.shadows if u is not replaced and u.member.host not in barring]
+    kept = tuple(u for u in left if _goes_on(u, record, facts, wanted, silent_s))
     if not trains:
         return kept
     busy = [u.member for u in kept]
@@ -150,13 +155,19 @@ def _gives_way(
 
 
 def _goes_on(
-    assignment: ShadowAssignment, record: JobRecord, facts: PlanFacts, wanted: ShadowGoals
+    assignment: ShadowAssignment,
+    record: JobRecord,
+    facts: PlanFacts,
+    wanted: ShadowGoals,
+    silent_s: float,
 ) -> bool:
     worker, rank = assignment.member.worker, assignment.rank
-    status = facts.status.get(worker)
-    if status is None or facts.failing(worker) or status.activity not in POOL:
+    if facts.failing(worker) or record.membership.rank_of(worker) is not None:
         return False
-    if record.membership.rank_of(worker) is not None:
+    status = facts.status.get(worker)
+    if status is None:  # a new standby would have to copy the state again
+        return wanted.hot > 0 and assignment.stay and facts.silence(worker, inf) < silent_s
+    if status.activity not in POOL:
         return False
     role = facts.role(rank)
     if assignment.stay:

@@ -9,6 +9,7 @@ and then the job has failed.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from tmd.core.planning.migration import PlanFacts
 from tmd.core.values.model import Activity, JobRecord, WorkerStatus
@@ -20,20 +21,31 @@ ACCUSERS = 2
 """Number of peers that must name a worker; one report stands against another."""
 
 
-def in_vain(record: JobRecord) -> bool:
-    """Whether one step broke so often that another repeat is pointless."""
+def in_vain(record: JobRecord, facts: PlanFacts) -> bool:
+    """Whether the step in which members are stuck broke so often that another repeat is
+    pointless."""
     last = record.history[-IN_VAIN:]
-    return (
-        len(last) == IN_VAIN
-        and all(p.cause == LINK_BROKEN and not p.dead for p in last)
-        and len({p.resume for p in last}) == 1
+    if len(last) < IN_VAIN or last[-1].new.epoch != record.membership.epoch:
+        return False  # the history of an ended run with the same name
+    step = _broken_step(record, facts)
+    return all(p.cause == LINK_BROKEN and not p.dead and p.resume == step for p in last) and all(
+        earlier.new.epoch == later.old.epoch for earlier, later in pairwise(last)
     )
 
 
 def broke_before(record: JobRecord, facts: PlanFacts) -> bool:
     """Whether the step in which members are stuck was repeated before."""
-    plan, step = record.plan, max((s.step for s in stuck(record, facts)), default=-1)
-    return plan is not None and plan.cause == LINK_BROKEN and plan.resume == step
+    plan = record.plan
+    return (
+        plan is not None
+        and plan.cause == LINK_BROKEN
+        and plan.resume == _broken_step(record, facts)
+    )
+
+
+def _broken_step(record: JobRecord, facts: PlanFacts) -> int:
+    """The step in which members are stuck; -1 if none is."""
+    return max((s.step for s in stuck(record, facts)), default=-1)
 
 
 def stuck(record: JobRecord, facts: PlanFacts) -> list[WorkerStatus]:

@@ -7,7 +7,7 @@ docs/how/machines.md shows a diagram that is generated from the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import structs
@@ -121,8 +121,13 @@ def is_live(plan: MigrationPlan | None) -> bool:
 class PlanFacts:
     """The facts about one job's workers in a cluster view; read-only."""
 
-    def __init__(self, view: ClusterView, job: str) -> None:
+    def __init__(
+        self, view: ClusterView, job: str, silences: Mapping[str, float] | None = None
+    ) -> None:
+        """``silences``: seconds for which the leader has heard nothing of workers without a
+        report."""
         self.view = view
+        self._silences = silences or {}
         self.status = view.workers(job)
         self._roles = {w.rank: w.role for w in self.status.values() if w.rank is not None}
         self._exits = view.exits(job)
@@ -149,6 +154,11 @@ class PlanFacts:
     def failing(self, worker: str) -> bool:
         """Whether it has ended, or a detector that may act has found it unfit."""
         return worker in self._exits or worker in self._failed
+
+    def silence(self, worker: str, unknown: float) -> float:
+        """Seconds for which nothing has been heard of ``worker``, which has no report; ``unknown``
+        if the leader does not know."""
+        return self._silences.get(worker, unknown)
 
     def doing(self, worker: str, activity: Activity, plan: str) -> bool:
         """Whether ``worker`` reports ``activity`` for ``plan``."""
@@ -248,6 +258,13 @@ def troubled_joiners(
     return tuple(_troubles(plan, facts, age, limits))
 
 
+def unheard_joiners(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
+    """Joiners of ``plan`` that have not ended as far as known, and of which nothing is heard: they
+    may take a rank again once they report."""
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    return tuple(w for w in joiners if w not in facts.status and not facts.failing(w))
+
+
 def _preparing(
     plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
 ) -> tuple[PlanEvent, str] | None:
@@ -275,8 +292,9 @@ def _trouble(
     if facts.has_ended(worker) if has_rank else facts.failing(worker):
         return f"joiner {worker} was lost"
     if status is None:
-        patient = _may_come_back(plan, facts, joiner) and age <= limits.silent_s
-        return "" if patient else f"joiner {worker} is not heard from"
+        patience = limits.silent_s if _may_come_back(plan, facts, joiner) else limits.unheard_s
+        silent = facts.silence(worker, age) > patience
+        return f"joiner {worker} is not heard from" if silent else ""
     if status.activity is Activity.REFUSED and status.plan == plan.id:
         return f"joiner {worker} refused: {status.detail}"
     return ""
@@ -284,7 +302,8 @@ def _trouble(
 
 def _may_come_back(plan: MigrationPlan, facts: PlanFacts, joiner: Member) -> bool:
     """Whether to wait for a joiner without a report: a restarted daemon does not know its workers
-    yet. While training stands still no silent host is waited for."""
+    yet. While training stands still no silent host is waited for longer than it takes all hosts
+    to report after an outage of Redis."""
     return plan.kind is PlanKind.PLANNED or facts.view.host(joiner.host) is not None
 
 

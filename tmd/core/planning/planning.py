@@ -7,12 +7,13 @@ a leader that crashes between two revisions leaves a record from which the next 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
 from tmd.core.planning import failover
 from tmd.core.planning.adoption import may_return
+from tmd.core.planning.forming import form
 from tmd.core.planning.hot_standbys import assign_shadows
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
@@ -24,93 +25,25 @@ from tmd.core.planning.migration import (
     planned_event,
     transition,
     troubled_joiners,
+    unheard_joiners,
 )
-from tmd.core.planning.peers import commonest, mismatch
 from tmd.core.planning.planned_moves import grown, planned
 from tmd.core.planning.standby_reasons import reasons, the_first
-from tmd.core.planning.standbys import barred, candidates, dismissed, in_reserve
+from tmd.core.planning.standbys import candidates, dismissed
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
     ClusterView,
     JobRecord,
     JobState,
-    Member,
-    Membership,
     MigrationPlan,
     Phase,
     Urgency,
     Verdict,
-    WorkerStatus,
 )
 
 NONE_WANTED = ShadowGoals()
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
-
-
-def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
-    """The first record of ``job`` once it has as many workers as ranks.
-
-    Workers on hosts marked ``standby`` or drained get no rank here, those on hosts in reserve only
-    if there are no others. ``before`` is the record of an ended run with the same name, whose
-    epochs and revisions continue.
-    """
-    fresh = _fresh(view, job)
-    size = len(fresh) and fresh[0][1].world_size
-    common = commonest(w for _, w in fresh)
-    fit = [(h, w) for h, w in fresh if mismatch(w, common) is None]
-    reserve = in_reserve(view)
-    order = sorted((h in reserve, h, w.worker, w.address) for h, w in fit)
-    if not size or len(order) < size:
-        return None
-    chosen = sorted(order[:size], key=lambda one: one[1:])
-    members = tuple(Member(worker=w, host=h, address=a) for _, h, w, a in chosen)
-    epoch = 1 if before is None else before.proposed + 1
-    return JobRecord(
-        job=job,
-        world_size=size,
-        state=JobState.RUNNING,
-        membership=Membership(epoch=epoch, members=members),
-        proposed=epoch,
-        revision=1 if before is None else before.revision + 1,
-        history=() if before is None else before.history,
-    )
-
-
-def unformed(view: ClusterView, job: str) -> str:
-    """Why a job with enough workers is not formed; empty if nobody has to do anything."""
-    fresh = _fresh(view, job)
-    common = commonest(w for _, w in fresh)
-    unlike = [(w, found) for _, w in fresh if (found := mismatch(w, common))]
-    if unlike and len(fresh) - len(unlike) < fresh[0][1].world_size <= len(fresh):
-        why = "; ".join(f"worker {w.worker}: {found.why}" for w, found in unlike)
-        remedies = "; ".join(dict.fromkeys(found.remedy for _, found in unlike))
-        return f"the job is not formed: {why}: {remedies}"
-    waiting = {
-        host.host: w.world_size
-        for host in view.hosts_of(job)
-        for w in host.workers
-        if w.job == job and w.activity is Activity.STARTING and w.address
-    }
-    held = sorted(waiting.keys() & barred(view))
-    if not held:
-        return ""
-    names = ", ".join(held)
-    return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
-
-
-def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
-    """Workers that may get a rank of a new run, by host: those of the smallest world."""
-    drained = barred(view)
-    found = [
-        (host.host, w)
-        for host in view.hosts_of(job)
-        if not (host.standby or host.host in drained)
-        for w in host.workers
-        if w.job == job and w.activity is Activity.STARTING and w.address
-    ]
-    size = min((w.world_size for _, w in found), default=0)
-    return [(host, w) for host, w in found if w.world_size == size]
 
 
 def steer(
@@ -122,13 +55,15 @@ def steer(
     age: float,
     limits: PlanLimits,
     wanted: ShadowGoals = NONE_WANTED,
+    silences: Mapping[str, float] | None = None,
 ) -> JobRecord:
     """The next revision of ``record``, or ``record`` itself if nothing changes.
 
     ``now`` is wall-clock time and only recorded. ``age`` is how long (monotonic seconds) the leader
-    has seen the job in its current situation.
+    has seen the job in its current situation, and ``silences`` how long it has heard nothing of
+    each worker without a report; of those that are not there it is ``age``.
     """
-    facts = PlanFacts(view, record.job)
+    facts = PlanFacts(view, record.job, silences)
     if record.state in ENDED:
         return form(view, record.job, before=record) or record
     changed = (
@@ -141,17 +76,17 @@ def steer(
         or record
     )
     if changed.plan is record.plan and changed.state is record.state:
-        changed = _pooled(changed, view, facts, wanted)
+        changed = _pooled(changed, view, facts, wanted, limits.silent_s)
     if changed == record:
         return record
     return structs.replace(changed, revision=record.revision + 1)
 
 
 def _pooled(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals
+    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals, silent_s: float
 ) -> JobRecord:
     """What workers without a rank do: shadow one, rehearse, or exit."""
-    shadows = assign_shadows(record, view, facts, wanted)
+    shadows = assign_shadows(record, view, facts, wanted, silent_s)
     return structs.replace(record, shadows=shadows, dismissed=dismissed(record, view))
 
 
@@ -193,7 +128,9 @@ def _abandoned(
         names = ", ".join(m.worker for m in members)
         detail = f"the exit status of {names} is unknown: no host has known it"
     known = any(m.worker in facts.status or ends(m.worker) for m in members)
-    if known or age < limits.abandon_s or not all(view.host(m.host) for m in members):
+    if known or not all(view.host(m.host) for m in members):
+        return None
+    if any(min(age, facts.silence(m.worker, age)) < limits.abandon_s for m in members):
         return None
     return structs.replace(
         record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s"
@@ -231,7 +168,10 @@ def _lost(
     failed = [
         v
         for v in verdicts
-        if v.urgency is Urgency.FAILED and v.job == record.job and v.worker in holders - named
+        if v.urgency is Urgency.FAILED
+        and v.job == record.job
+        and v.worker in holders - named
+        and not _may_report_yet(v.worker, facts, age, limits)
     ]
     if failed:
         dead = list(dict.fromkeys(v.worker for v in failed))
@@ -247,6 +187,13 @@ def _lost(
     return None
 
 
+def _may_report_yet(worker: str, facts: PlanFacts, age: float, limits: PlanLimits) -> bool:
+    """Whether nothing has been heard of ``worker`` for so short a time that it may be well."""
+    if worker in facts.status or facts.has_ended(worker):
+        return False
+    return facts.silence(worker, age) < limits.unheard_s
+
+
 def _broken_off(
     record: JobRecord,
     view: ClusterView,
@@ -257,18 +204,18 @@ def _broken_off(
 ) -> JobRecord | None:
     """Links broke, but no worker died."""
     if not broke_before(record, facts) or not candidates(view, record, facts):
-        return _once_more(record, now)
+        return _once_more(record, facts, now)
     if age < limits.silent_s and not all_heard(record, facts):
         return None  # wait for all reports: a worker that is cut off notices last
     culprit = blamed(record, facts)
     if not culprit:
-        return _once_more(record, now)
+        return _once_more(record, facts, now)
     reason = f"{culprit} has lost its peers again, and most of them name it"
     return failover.open_failover(record, (culprit,), LINK_BROKEN, reason, "", now)
 
 
-def _once_more(record: JobRecord, now: float) -> JobRecord:
-    if in_vain(record):
+def _once_more(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord:
+    if in_vain(record, facts):
         detail = f"one step broke {IN_VAIN} times though no worker died; see the workers' logs"
         return structs.replace(record, state=JobState.FAILED, detail=detail)
     reason = "members are stuck though no worker died"
@@ -328,13 +275,13 @@ def _moved_on(
         return None
     event, reason = happened
     if plan.phase is Phase.SYNC and event is not PlanEvent.SYNCED:
-        rejected = troubled_joiners(plan, facts, age, limits)
-        late = () if rejected else _unsynced(plan, facts)
+        troubled, rejected = _troubled(plan, facts, age, limits)
+        late = unheard_joiners(plan, facts) if troubled else _unsynced(plan, facts)
         return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
     if event is PlanEvent.JOINERS_READY:
         plan = structs.replace(plan, how=how_prepared(plan, facts))
     if event is PlanEvent.JOINER_LOST:
-        plan = structs.replace(plan, rejected=troubled_joiners(plan, facts, age, limits))
+        plan = structs.replace(plan, rejected=_troubled(plan, facts, age, limits)[1])
     moved = _with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
         # The change is committed now: by the vote, or because every member is synced.
@@ -359,7 +306,7 @@ def _recovering(
         hasty = age < limits.settle_s and may_return(settled, facts)
         return None if hasty else _with_choice(settled, record, view, facts)
     silent = failover.unheard(plan, facts)
-    if silent and age > limits.silent_s:
+    if silent and min(age, *(facts.silence(w, age) for w in silent)) > limits.silent_s:
         reason = f"{the_first(silent)} not heard from for {limits.silent_s:g} s"
         return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
     if age < limits.settle_s:
@@ -380,6 +327,15 @@ def _with_choice(
     joiners = {m.rank: m.joiner for m in plan.moves if m.joiner}
     choice = reasons(joiners, view, record, facts, left_out=plan.rejected)
     return structs.replace(settled, plan=structs.replace(plan, choice=choice))
+
+
+def _troubled(
+    plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether a joiner cannot continue ``plan``, and those that never will: one of which nothing is
+    heard may report again."""
+    troubled, unheard = troubled_joiners(plan, facts, age, limits), unheard_joiners(plan, facts)
+    return bool(troubled), tuple(w for w in troubled if w not in unheard)
 
 
 def _unsynced(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:

@@ -14,6 +14,9 @@ class PlanLimits(Struct, frozen=True):
     sync_s: float = 600.0
     settle_s: float = 0.5
     """Time to wait for evidence while members are stuck and none is named dead."""
+    unheard_s: float = 3.0
+    """A worker on a host that is gone from the view counts as lost only after this long, even if
+    its links broke: right after an outage of Redis, hosts that are well have not reported yet."""
     silent_s: float = 10.0
     """In a recovery: a worker that must halt and stays silent this long is presumed dead. The other
     workers have halted, so that nothing is committed without it. A joiner whose daemon restarts has

@@ -1,0 +1,105 @@
+"""Forms a job: which of the workers that have come get its ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tmd.core.planning.peers import commonest, mismatch
+from tmd.core.planning.standbys import barred, in_reserve
+from tmd.core.values.model import (
+    Activity,
+    ClusterView,
+    JobRecord,
+    JobState,
+    Member,
+    Membership,
+    WorkerStatus,
+)
+
+
+def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
+    """The first record of ``job`` once it has as many workers as ranks.
+
+    Workers on hosts marked ``standby`` or drained get no rank here, those on hosts in reserve only
+    if there are no others. ``before`` is the record of an ended run with the same name, whose
+    epochs and revisions continue.
+    """
+    fresh = _fresh(view, job)
+    size = len(fresh) and fresh[0][1].world_size
+    common = commonest(w for _, w in fresh)
+    fit = [(h, w) for h, w in fresh if mismatch(w, common) is None]
+    reserve = in_reserve(view)
+    order = sorted((h in reserve, h, w.worker, w.address) for h, w in fit)
+    if not size or len(order) < size:
+        return None
+    chosen = sorted(order[:size], key=lambda one: one[1:])
+    members = tuple(Member(worker=w, host=h, address=a) for _, h, w, a in chosen)
+    epoch = 1 if before is None else before.proposed + 1
+    return JobRecord(
+        job=job,
+        world_size=size,
+        state=JobState.RUNNING,
+        membership=Membership(epoch=epoch, members=members),
+        proposed=epoch,
+        revision=1 if before is None else before.revision + 1,
+        history=() if before is None else before.history,
+    )
+
+
+def unformed(view: ClusterView, job: str) -> str:
+    """Why a job with enough workers is not formed; empty if nobody has to do anything."""
+    fresh = _fresh(view, job)
+    if uneven := _uneven(view, job):
+        return f"the job is not formed: {uneven}"
+    common = commonest(w for _, w in fresh)
+    unlike = [(w, found) for _, w in fresh if (found := mismatch(w, common))]
+    if unlike and len(fresh) - len(unlike) < fresh[0][1].world_size <= len(fresh):
+        why = "; ".join(f"worker {w.worker}: {found.why}" for w, found in unlike)
+        remedies = "; ".join(dict.fromkeys(found.remedy for _, found in unlike))
+        return f"the job is not formed: {why}: {remedies}"
+    waiting = {
+        host.host: w.world_size
+        for host in view.hosts_of(job)
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address
+    }
+    held = sorted(waiting.keys() & barred(view))
+    if not held:
+        return ""
+    names = ", ".join(held)
+    return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
+
+
+def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
+    """Workers that may get a rank of a new run, by host: those of the world of which there are the
+    most workers, since a launcher of an earlier run with the same name may still be there."""
+    found = _starting(view, job)
+    sizes = Counter(w.world_size for _, w in found)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    return [(host, w) for host, w in found if w.world_size == size]
+
+
+def _starting(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
+    """Workers that wait for a rank of a new run, by host."""
+    drained = barred(view)
+    return [
+        (host.host, w)
+        for host in view.hosts_of(job)
+        if not (host.standby or host.host in drained)
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address
+    ]
+
+
+def _uneven(view: ClusterView, job: str) -> str:
+    """What is wrong if workers of one job were launched for worlds of different sizes."""
+    hosts: dict[int, str] = {}
+    for host, worker in _starting(view, job):
+        hosts.setdefault(worker.world_size, host)
+    if len(hosts) < 2:
+        return ""
+    sizes = "; ".join(f"{size} ranks (as on {hosts[size]})" for size in sorted(hosts))
+    return (
+        f"its workers were launched for worlds of {sizes}: stop the launchers of an earlier run, "
+        "and give all others the same --nnodes and --nproc-per-node"
+    )
