@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tests.plugins.clusters import RECORD, cluster, finding, host, planned
 from tests.values import worker
-from tmd.core.alerts.breaker import BreakerRules, held_back, tripped
+from tmd.core.alerts.breaker import BreakerRules, ahead, held_back, tripped
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import (
     ClusterView,
@@ -65,6 +65,19 @@ def test_findings_that_move_no_rank_do_not_open_the_breaker(changes):
     assert tripped(hosts(2, (0, 100.0), (1, 100.0), **changes), RULES) is None
 
 
+def test_a_finding_counts_from_when_it_became_grave():
+    """It was a warning before, on each host at another time."""
+    late = hosts(4, (0, 100.0), (1, 5000.0), worse_at=9000.0)
+    one = structs.replace(
+        late, hosts=(late.hosts[0], *hosts(4, (1, 5000.0), worse_at=90_000.0).hosts[1:])
+    )
+    closed = structs.replace(late, breaker=Breaker(at=8000.0))
+
+    assert tripped(late, RULES) is not None
+    assert tripped(one, RULES) is None
+    assert tripped(closed, RULES) is not None
+
+
 def moving(*starts, **changes):
     plans = tuple(
         planned(number, timeline=(Mark(Phase.PREPARE, at),), **changes)
@@ -97,6 +110,26 @@ def test_events_before_the_closing_do_not_open_it_again():
 
     assert tripped(old, RULES) is None
     assert tripped(new, RULES) is not None
+
+
+def test_what_bears_a_later_time_than_the_closing_counts_once():
+    """The clock of its host, or of the leader, is ahead. The same finding counts again once it has
+    got worse."""
+    late = hosts(4, (0, 4000.0), (1, 4010.0))
+    closed = Breaker(at=200.0, counted=ahead(late, 200.0))
+    seen = structs.replace(late, breaker=closed)
+    one, *others = seen.hosts
+    again = structs.replace(one, alerts=(structs.replace(one.alerts[0], worse_at=4200.0),))
+    new = structs.replace(others[1], alerts=(finding("h2", id="new", at=4201.0),))
+    moved = moving(*range(4000, 4007))
+    over = Breaker(at=200.0, counted=ahead(moved, 200.0))
+
+    assert closed.counted == {"h0-1": 4000.0, "h1-1": 4010.0}
+    assert ahead(late, 4005.0) == {"h1-1": 4010.0}
+    assert tripped(seen, RULES) is None
+    assert tripped(structs.replace(seen, hosts=(again, others[0], new)), RULES) is not None
+    assert tripped(moved, RULES) is not None
+    assert tripped(structs.replace(moved, breaker=over), RULES) is None
 
 
 def test_an_open_breaker_is_not_opened_again():

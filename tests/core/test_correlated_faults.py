@@ -67,6 +67,23 @@ def test_a_finding_waits_for_reports_of_other_hosts():
     assert shown(cluster(at("h1", 990.0)))["h1"] == [Strategy.ACT]
 
 
+def test_a_finding_that_gets_worse_waits_for_reports_of_other_hosts():
+    assert shown(cluster(at("h1", 100.0, worse_at=990.1)))["h1"] == [Strategy.ADVISE]
+    assert shown(cluster(at("h1", 100.0, worse_at=990.0)))["h1"] == [Strategy.ACT]
+
+
+def test_a_finding_that_gets_worse_on_two_hosts_at_once_only_advises():
+    """One that was raised on two hosts at once does so as well, even if one of them gets worse."""
+    both = shown(cluster(at("h1", 100.0, worse_at=800.0), at("h2", 500.0, worse_at=810.0)))
+    one = shown(cluster(at("h1", 100.0, worse_at=800.0), at("h2", 110.0)))
+    new = shown(cluster(at("h1", 100.0, worse_at=800.0), at("h2", 810.0)))
+    apart = shown(cluster(at("h1", 100.0, worse_at=800.0), at("h2", 500.0, worse_at=900.0)))
+
+    assert [s["h1"] for s in (both, one, new)] == [[Strategy.ADVISE]] * 3
+    assert [s["h2"] for s in (both, one, new)] == [[Strategy.ADVISE]] * 3
+    assert apart["h1"] == apart["h2"] == [Strategy.ACT]
+
+
 def test_a_finding_of_before_its_clock_was_set_back_does_not_wait():
     """Else nothing would be done about it for as long as the clock was wrong."""
     assert shown(cluster(at("h1", 8000.0)))["h1"] == [Strategy.ACT]

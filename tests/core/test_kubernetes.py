@@ -13,6 +13,7 @@ from tmd.core.values.model import (
     HostStatus,
     JobState,
     Membership,
+    Move,
     Phase,
     Severity,
     Strategy,
@@ -127,7 +128,8 @@ def test_a_drain_that_only_holds_a_host_in_reserve_is_replaced_for_a_drain_reque
 def test_a_node_without_tmd_is_left_alone():
     """Neither drained, nor marked, nor is its DrainRequest completed: that is reported."""
     foreign = structs.replace(ASKED, node="other")
-    found = agreed(view(host("n1")), [node("n1"), node("other", cordoned=True)], (foreign,))
+    other = node("other", cordoned=True, condition=None)
+    found = agreed(view(host("n1")), [node("n1"), other], (foreign,))
 
     assert found == Changes(problems=found.problems)
     assert found.problems == (
@@ -209,6 +211,12 @@ def test_the_drain_of_a_node_that_two_claim_is_not_withdrawn():
 # --- a DrainRequest is complete -------------------------------------------------------------------
 
 LIVE = plan(Membership(2, (member("n1"),)), phase=Phase.SWITCH)
+GIVEN = plan(
+    Membership(2, (member("n2"),)),
+    phase=Phase.SWITCH,
+    moves=(Move(rank=0, leaver=member("n1"), joiner=member("n2")),),
+)
+"""It takes the rank off n1, which gets it back if n2 is lost before it has committed."""
 
 
 @pytest.mark.parametrize(
@@ -232,15 +240,19 @@ LIVE = plan(Membership(2, (member("n1"),)), phase=Phase.SWITCH)
             },
             True,
         ),
+        ({"drains": (OURS,), "jobs": (record("n2", plan=GIVEN),)}, False),
         ({"drains": (OURS,), "unread": ("n9",)}, True),
         ({"drains": (OURS,), "unread_jobs": ("other",)}, True),
     ],
 )
 def test_a_drain_request_is_complete_when_no_rank_is_or_comes_there(parts, complete):
-    """A request that keeps ranks away also after a loss must stand."""
-    found = agreed(view(host("n1"), **parts), [node("n1")], (ASKED,))
+    """A request that keeps ranks away also after a loss must stand. No daemon need say so."""
+    served = ((ASKED, "host n1 holds no rank and gets none"),) if complete else ()
+    there, silent = (view(*hosts, **parts) for hosts in ((host("n1"),), ()))
 
-    assert found.complete == (((ASKED, "host n1 holds no rank and gets none"),) if complete else ())
+    assert agreed(there, [node("n1")], (ASKED,)).complete == served
+    if not parts.get("unread_jobs"):
+        assert agreed(silent, [node("n1")], (ASKED,)).complete == served
 
 
 @pytest.mark.parametrize(
@@ -268,7 +280,7 @@ def test_only_what_may_give_the_host_a_rank_must_be_readable(hosts, parts, names
 
 def test_the_condition_of_a_host_of_a_later_release_stays_as_it_is():
     """It is not silent."""
-    assert agreed(view(unread=("n1",)), [node("n1"), node("n2")]).mark == ()
+    assert agreed(view(unread=("n1",)), [node("n1")]).mark == ()
 
 
 @pytest.mark.parametrize(
@@ -447,3 +459,65 @@ def test_a_long_name_and_a_long_message_fit():
     assert len(marked.event.name) <= 253
     assert len(marked.event.message) < 1024
     assert marked.condition.message.endswith(f"({RUNBOOK})")
+
+
+# --- a silent host without a rank -----------------------------------------------------------------
+
+GONE = "host n1 holds no rank and gets none"
+
+
+@pytest.mark.parametrize(
+    "of",
+    [node("n1"), node("x", host="n1"), node("n1.example")],
+    ids=["name", "annotation", "short"],
+)
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_node_whose_idle_host_falls_silent_is_not_healthy(of, heard):
+    """Also if that was before the operator started: the node has its condition."""
+    records = observed({}, view(*[host("n1")] * heard), {}, 0.0)
+    silent = observed(records, view(), {}, 1.0)
+    found = changes(view(), [of], (), records=silent, now=1.0, rules=RULES)
+
+    assert [m.condition.status for m in found.mark] == ["Unknown"]
+    assert found.problems == ()
+
+
+def test_a_drain_request_for_a_silent_host_without_a_rank_is_served():
+    """After a while: a Redis that has lost its data shows no rank for some time."""
+    silent = observed(observed({}, view(host("n1")), {}, 0.0), view(), {}, 10.0)
+    barred = view(drains=(OURS,))
+    settled = observed(silent, barred, {}, 80.0)
+
+    def look(there, records, now):
+        return changes(there, [node("n1")], (ASKED,), records=records, now=now, rules=RULES)
+
+    assert look(view(), silent, 69.9).drain == ()
+    assert look(view(), silent, 69.9).problems == ()
+    assert look(view(), silent, 70.0).drain == (("n1", REQUESTED),)
+    assert look(view(), silent, 70.0).barred == {"n1"}
+    assert look(barred, settled, 82.0).complete == ((ASKED, GONE),)
+
+
+def test_a_drain_request_for_a_host_of_which_nothing_was_heard_is_left_to_people():
+    """Which host it is is only presumed."""
+    found = agreed(view(), [node("n1", cordoned=True)], (ASKED,))
+
+    assert (found.drain, found.complete) == ((), ())
+    assert "nothing was heard of host n1 since this operator started" in found.problems[0]
+
+
+def test_the_host_that_is_heard_counts_before_one_that_was():
+    """It has been renamed."""
+    silent = observed({}, view(host("n1")), {}, 0.0)
+    records = observed(silent, view(host("n1.example")), {}, 10.0)
+    found = changes(
+        view(host("n1.example")),
+        [node("n1", cordoned=True)],
+        (),
+        records=records,
+        now=1000.0,
+        rules=RULES,
+    )
+
+    assert [name for name, _ in found.drain] == ["n1.example"]
+    assert found.mark == ()

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.values import large
-from tmd.core.planning.failover import HISTORY
+from tmd.core.planning.plan_history import HISTORY
 
 PLAN = 1_000
 """Bytes of a past plan, whatever the size of the job."""

@@ -1,11 +1,17 @@
 """Opens a planned move: whose turn it is, and from whom the joiner gets its state."""
 
+import math
+from collections import Counter
+
 import pytest
 from msgspec import structs
 
 from tests.core.test_hot_standbys import cluster, member, worker
-from tests.values import alert
+from tests.values import alert, plan
+from tmd.core.planning import planned_moves
 from tmd.core.planning.directives import Leave, Prepare, Train, Wait, directive_of
+from tmd.core.planning.failover import archived
+from tmd.core.planning.migration import PlanFacts
 from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
@@ -17,9 +23,12 @@ from tmd.core.values.model import (
     JobState,
     Membership,
     MigrationPlan,
+    Move,
+    Phase,
     Severity,
     Urgency,
     Verdict,
+    WorkerStatus,
 )
 from tmd.core.values.requests import DrainRequest
 
@@ -79,6 +88,49 @@ def test_the_leaver_is_the_source_if_it_has_no_replica() -> None:
     _, plan = planned(ailing("h-a", Severity.FATAL), replicas=((0,), (1,)))
 
     assert plan.moves[0].source == plan.moves[0].leaver
+
+
+def one_host(replicas: tuple[int, ...], size: int) -> tuple[JobRecord, ClusterView]:
+    """Host ``bad`` with ranks 0 and 1 is degraded; each other rank has a host of its own. There are
+    two standbys, and the ranks ``replicas`` have the state of all."""
+    hosts = {name: "bad" if name in "ab" else f"h-{name}" for name in "abcdefgh"[:size]}
+    found: dict[str, list[WorkerStatus]] = {}
+    for rank, (name, host) in enumerate(hosts.items()):
+        status = worker(name, Activity.TRAINING, rank=rank, epoch=1, step=9, world_size=size)
+        found.setdefault(host, []).append(structs.replace(status, replicas=replicas))
+    for name in ("s0", "s1"):
+        found[name] = [worker(name, world_size=size)]
+    ails = {"bad": (ailing("bad", Severity.DEGRADED),)}
+    members = tuple(structs.replace(member(name), host=host) for name, host in hosts.items())
+    record = JobRecord("j", size, JobState.RUNNING, Membership(1, members), proposed=1)
+    view = ClusterView(
+        hosts=tuple(
+            HostStatus(host, "1", workers=tuple(workers), alerts=ails.get(host, ()))
+            for host, workers in found.items()
+        ),
+        jobs=(record,),
+    )
+    return record, view
+
+
+@pytest.mark.parametrize(
+    ("replicas", "size", "sources"),
+    [
+        ((0, 1, 2, 3), 4, {"d": 1, "c": 1}),
+        ((0, 1, 2), 4, {"c": 2}),
+        ((0, 1), 4, {"a": 1, "b": 1}),
+    ],
+    ids=["enough", "too few", "none"],
+)
+def test_the_ranks_of_a_degraded_host_have_as_many_sources_as_there_are(
+    replicas: tuple[int, ...], size: int, sources: dict[str, int]
+) -> None:
+    """One source that serves all joiners of a host copies and stages for each."""
+    record, view = one_host(replicas, size)
+    after = steered(record, view, wish("a"), wish("b"))
+
+    assert after.plan is not None
+    assert Counter(m.source.worker for m in after.plan.moves if m.source) == sources
 
 
 def full(count: int, *drains: DrainRequest) -> tuple[JobRecord, ClusterView]:
@@ -179,3 +231,104 @@ def test_no_standby_exits_while_a_plan_is_live() -> None:
     assert moving.plan is not None
     assert moving.dismissed == ("s0",)
     assert not isinstance(directive_of(moving, "s0"), Leave)
+
+
+# --- moves that were dropped ----------------------------------------------------------------------
+
+
+def dropped(record: JobRecord, *requests: str, **changes: object) -> JobRecord:
+    """``record`` after a move of rank 2 off h-c for each of ``requests`` that a member refused."""
+    for number, request in enumerate(requests):
+        ended = plan(
+            record.membership,
+            id=f"j-{number}",
+            phase=Phase.ABORTED,
+            moves=(Move(2, record.membership.members[2], member("s0")),),
+            request=request,
+            outcome="rank 0 cannot switch: because",
+        )
+        record = archived(record, structs.replace(ended, **changes))
+    return record
+
+
+def tried(
+    record: JobRecord, view: ClusterView, *verdicts: Verdict, age: float = math.inf
+) -> JobRecord:
+    facts = PlanFacts(view, record.job)
+    found = planned_moves.planned(record, view, facts, verdicts, 0.0, age)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("drops", "pause_s"), [(1, 10.0), (2, 20.0), (3, 40.0), (20, 600.0)])
+def test_a_move_that_was_dropped_is_tried_again_after_a_pause_that_grows(
+    drops: int, pause_s: float
+) -> None:
+    """Each costs the job a copy of the state. The record says what it waits for."""
+    record, view = full(1)
+    record = dropped(record, *["r"] * drops)
+    early = tried(record, view, wish("c", "r"), age=pause_s - 0.1)
+    due = tried(record, view, wish("c", "r"), age=pause_s)
+
+    assert early.plan is record.plan
+    assert early.detail == (
+        f"moving the ranks of h-c is tried again {pause_s:g} s after j-{drops - 1}, which was "
+        "dropped: rank 0 cannot switch: because"
+    )
+    assert due.plan is not record.plan
+
+
+@pytest.mark.parametrize(
+    ("request_", "changes"),
+    [
+        ("another", {}),
+        ("r", {"rejected": ("s0",)}),
+        ("r", {"late": ("s0",)}),
+        ("r", {"old": Membership(0, ())}),
+        ("r", {"phase": Phase.DONE}),
+        ("r", {"moves": (Move(0, structs.replace(member("a"), host="h-a")),)}),
+    ],
+    ids=["new request", "joiner failed", "not heard", "earlier epoch", "done", "another host"],
+)
+def test_a_move_is_tried_at_once_if_it_need_not_end_as_the_last_one(
+    request_: str, changes: dict[str, object]
+) -> None:
+    """An operator who has mended the cause drains the host anew."""
+    record, view = full(2)
+    record = dropped(record, "r", **changes)
+    after = tried(record, view, wish("c", request_), age=0.0)
+
+    assert after.plan is not record.plan
+
+
+def test_a_host_that_pauses_does_not_block_others() -> None:
+    record, view = full(2)
+    after = tried(dropped(record, "r"), view, wish("c", "r"), wish("a"), wish("b"), age=0.0)
+
+    assert after.plan is not None
+    assert [m.rank for m in after.plan.moves] == [0, 1]
+
+
+def test_the_reason_to_wait_goes_once_no_move_is_wanted() -> None:
+    """The operator has withdrawn the drain."""
+    record, view = full(0)
+    waits = steered(record, view, wish("c", "r"))
+    after = steered(waits, view)
+
+    assert "waits for 1 standby" in waits.detail
+    assert after.detail == ""
+    assert steered(after, view) is after
+
+
+def test_a_member_that_cannot_switch_is_not_asked_again_at_once() -> None:
+    """Nor does the record change while the move waits for its next turn."""
+    record, view = full(1)
+    record = dropped(record, "r")
+    waits = steer(record, view, [wish("c", "r")], now=0.0, age=9.0, limits=PlanLimits())
+    same = steer(waits, view, [wish("c", "r")], now=0.0, age=9.5, limits=PlanLimits())
+    again = steer(waits, view, [wish("c", "r")], now=0.0, age=10.0, limits=PlanLimits())
+
+    assert "rank 0 cannot switch" in waits.detail
+    assert same is waits
+    assert again.plan is not record.plan
+    assert again.detail == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.values import record
@@ -12,6 +14,7 @@ from tmd.core.planning.scheduler_drains import (
     host_drains,
     known_hosts,
     matching,
+    observed,
 )
 from tmd.core.values.model import ClusterView, HostStatus
 from tmd.core.values.requests import DrainRequest
@@ -78,6 +81,18 @@ def test_hosts_with_a_rank_or_a_request_are_known_without_a_heartbeat():
     view = ClusterView(jobs=(record("n1"),), drains=drains, unread=("n3",))
 
     assert known_hosts(view) == {"n1", "n2", "n3"}
+
+
+def test_since_when_a_host_is_silent_is_known_of_one_that_was_heard():
+    there, gone = ClusterView(hosts=(HostStatus("n1", "i"),)), ClusterView()
+    asked_for = ClusterView(drains=(DrainRequest("n2", "r"),))
+    heard = observed({}, there, {}, 1.0)
+    silent = observed(heard, gone, {}, 2.0)
+
+    assert math.isinf(heard["n1"].silent_since)
+    assert silent["n1"].silent_since == observed(silent, gone, {}, 3.0)["n1"].silent_since == 2.0
+    assert math.isinf(observed(silent, there, {}, 4.0)["n1"].silent_since)
+    assert math.isinf(observed(silent, asked_for, {}, 4.0)["n2"].silent_since)
 
 
 def test_a_name_means_one_host_or_none():

@@ -111,6 +111,27 @@ def test_a_request_stays_while_slurm_does_not_show_its_node():
     assert "'tmd undrain n1'" in found.problems[0]
 
 
+@pytest.mark.parametrize("drains", [(), (drained("n1", "slurm: disk bad"),)])
+def test_a_node_of_exactly_the_name_of_the_host_is_the_host(drains):
+    """Another one whose name differs by its domain is not: it would withdraw what the first asks
+    for, and the first would ask again, in turn."""
+    nodes = [Node("n1.example", "idle"), Node("n1", "drained", "disk bad")]
+    found = agreed(view(host("n1"), drains=drains), nodes)
+
+    assert found == Changes(drain=() if drains else (("n1", "slurm: disk bad"),))
+
+
+@pytest.mark.parametrize("drains", [(), (drained("n1", "slurm: disk bad"),)])
+def test_two_nodes_that_may_be_one_host_are_left_alone(drains):
+    """Neither is drained for a finding. That is reported, with the remedy."""
+    nodes = [Node("n1.x", "drained", "disk bad"), Node("n1.y", "idle")]
+    found = agreed(view(host("n1", FAULT), drains=drains), nodes)
+
+    assert found == Changes(problems=found.problems)
+    assert "nodes n1.x, n1.y are left alone: each may be host n1" in found.problems[0]
+    assert "[host] name" in found.problems[0]
+
+
 def test_a_node_without_tmd_is_left_alone():
     assert agreed(view(host("n1")), [Node("other", "drained", "r")]) == Changes()
 

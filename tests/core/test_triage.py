@@ -62,6 +62,19 @@ def test_a_worse_repetition_is_news_under_the_same_id():
     assert board.alerts[0].severity is Severity.FATAL
 
 
+def test_a_finding_keeps_the_time_of_its_raise_and_has_that_of_its_severity():
+    """A later repetition that is no worse changes neither."""
+    board, raised = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    worse = structs.replace(SIGNAL, severity=Severity.FATAL)
+    board, news = fold(board, worse, ORIGIN, alert_id="2", now=6.0)
+    board, _ = fold(board, worse, ORIGIN, alert_id="3", now=7.0)
+
+    assert (raised.worse_at, raised.reached_at) == (None, 5.0)
+    assert [(a.at, a.worse_at, a.reached_at) for a in (news, *board.alerts)] == [
+        (5.0, 6.0, 6.0)
+    ] * 2
+
+
 def test_clearing_is_news_and_ends_the_finding():
     board, raised = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     cleared = structs.replace(SIGNAL, state=State.CLEARED, message="")

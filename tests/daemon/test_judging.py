@@ -9,10 +9,10 @@ from tmd_policies.drain_requested import DrainRequested
 
 from tests.plugins.clusters import RECORD, cluster, finding, host, planned
 from tests.values import worker
-from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.alerts.breaker import BreakerRules, tripped
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits
-from tmd.core.values.model import Activity, Phase, State, Strategy, Urgency, Verdict
+from tmd.core.values.model import Activity, Mark, Phase, State, Strategy, Urgency, Verdict
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.policy_runner import breaker_alert, end_pause, foreseen, rulings, withheld
 from tmd.plugin import Policy
@@ -158,6 +158,26 @@ async def test_what_has_opened_the_breaker_does_not_count_again(server_time, at)
 
     assert await end_pause(data.client(), "ann", "h2")
     assert data.breaker.at == at
+
+
+async def test_the_breaker_stays_closed_though_the_clock_of_the_leader_is_far_ahead():
+    """What it had counted does not count again; the next moves do."""
+    data = MemoryStore()
+    data.breaker, data.server_time = structs.replace(OPEN, at=3660.0), 60.0
+    moves = [
+        planned(number, timeline=(Mark(Phase.PREPARE, 3600.0 + number),)) for number in range(14)
+    ]
+    before = structs.replace(RECORD, history=tuple(moves[:7]), revision=1)
+    store = data.client()
+    await store.put_job(before, expected=0)
+    await end_pause(store, "ann", "h2")
+    closed = await store.snapshot()
+    await store.put_job(structs.replace(before, history=tuple(moves), revision=2), expected=1)
+    moved = await store.snapshot()
+
+    assert tripped(structs.replace(closed, breaker=Breaker(at=360.0)), RULES) is not None
+    assert tripped(closed, RULES) is None
+    assert tripped(moved, RULES) is not None
 
 
 def test_the_breaker_alert_names_the_reason_and_the_operator():

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from tests import values
 from tmd.core.alerts.notices import Announced
 from tmd.core.planning.election import Denied, Granted
-from tmd.core.planning.failover import HISTORY
+from tmd.core.planning.plan_history import HISTORY
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import (

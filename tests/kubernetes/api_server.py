@@ -141,6 +141,8 @@ class ApiServer:
         """Verb and resource (``nodes/status``); ``None`` for all."""
         self.token = TOKEN
         """Empty: anybody may ask. kubectl sends a token over TLS only."""
+        self.garbled: str | None = None
+        """What every list is instead of what it should be, with status 200."""
         self.held: Request | None = None
         """A request that gets no answer, once it has come: see ``is_held``."""
         self.is_held = threading.Event()
@@ -326,6 +328,8 @@ class ApiServer:
     async def _list(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") == "true":
             return await self._watch(request)
+        if self.garbled is not None:
+            return web.Response(text=self.garbled, content_type="application/json")
         with self.store.lock:
             found = self._selected(request, (b for _, b in sorted(self.store.objects.items())))
             version = str(self.store.version)

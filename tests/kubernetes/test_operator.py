@@ -276,6 +276,40 @@ async def test_an_outage_of_the_api_server_only_delays(
     assert not logged(capfd, "trying again")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>",
+        "[]",
+        '{"kind": "Status"}',
+        '{"metadata": {}, "items": null}',
+        '{"metadata": {}, "items": [null]}',
+        '{"metadata": {}, "items": [{}]}',
+        '{"metadata": {}, "items": [{"metadata": {"name": "n1", "annotations": ["x"]}}]}',
+    ],
+)
+async def test_an_answer_that_is_no_list_of_nodes_only_delays(
+    server: ApiServer, cluster: Cluster, capfd: pytest.CaptureFixture[str], answer: str
+) -> None:
+    """A proxy may answer in place of the API server. It is logged, with what was asked for."""
+    async with operating(server, cluster):
+        await until(lambda: health(server, "n5") == "True", "it has looked")
+        server.garbled = answer
+        await until(
+            lambda: logged(
+                capfd, "cannot list nodes: the answer of the API server is not understood: "
+            ),
+            "it is logged",
+        )
+        early = await cluster.drains()
+        server.garbled = None
+        server.node("n1", cordoned=True)
+        await until(lambda: drained(cluster, "n1"), "the host is drained")
+
+    assert early == {}
+    assert not logged(capfd, "trying again")
+
+
 def logged(capfd: pytest.CaptureFixture[str], what: str) -> bool:
     return what in capfd.readouterr().err
 
@@ -392,6 +426,14 @@ def test_without_an_api_server_the_verb_says_where_to_run_it(
         ("=x", None),
         ("a!=b", None),
         ("a==b", None),
+        ("zone in (a,b)", None),
+        ("zone notin (a)", None),
+        ("a b", None),
+        ("a=(b)", None),
+        ("-a", None),
+        ("a/b/c", None),
+        ("A_1.example/b.C-d_e=x.Y-1_z", None),
+        ("a1.example/b.C-d_e=x.Y-1_z", {"a1.example/b.C-d_e": "x.Y-1_z"}),
     ],
 )
 def test_a_selector_names_labels(selector: str, labels: dict[str, str | None] | None) -> None:

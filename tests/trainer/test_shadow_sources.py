@@ -16,7 +16,14 @@ from tmd.core.planning.directives import Sync
 from tmd.core.values.model import Membership
 from tmd.fabric import Link
 from tmd.trainer.protocol import frames
-from tmd.trainer.protocol.frames import Begin, Boundary, Dropped, Opening, ShadowRequest
+from tmd.trainer.protocol.frames import (
+    Begin,
+    Boundary,
+    Dropped,
+    Opening,
+    Settled,
+    ShadowRequest,
+)
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.placing import DataPlace
@@ -24,6 +31,7 @@ from tmd.trainer.state_transfer.verification import StateVerification
 
 pytestmark = pytest.mark.timeout(60)
 
+PLAN = "plan"
 DUTY = Sync("plan", Membership(1, ()), 0, 0, ())
 
 
@@ -31,24 +39,37 @@ class Scene:
     """Rank 0, whose script is at ``place`` in its data, and a fabric that may ask to follow it."""
 
     def __init__(self, c: Circle, place: Feed | None) -> None:
-        rank, self._other = c.fabrics
+        rank, *self._others = c.fabrics
         self.script = Script(1)
         self.context = context_of(self.script.registry(), rank, limits=FAST)
         self.context.state.feed = place
         self.mirrors = ShadowSources(self.context)
         self._rank = member(rank)
 
-    def ask(self) -> tuple[Link, object]:
-        """What the rank says to one who wants to follow it."""
-        link = self._other.connect(self._rank, frames.PURPOSE, timeout=PATIENCE)
-        frames.send(link, frames.Envelope(ShadowRequest("", 0)))
+    def ask(self, plan: str = "", joiner: int = 0) -> tuple[Link, object]:
+        """What the rank says to one who wants to follow it, the ``joiner``-th of the others."""
+        link = self._others[joiner].connect(self._rank, frames.PURPOSE, timeout=PATIENCE)
+        frames.send(link, frames.Envelope(ShadowRequest(plan, 0)))
         frame, _ = frames.receive(link)
         return link, frame
 
+    def follow(self, step: int, *joiners: int) -> list[Ear]:
+        """``joiners`` follow for ``PLAN`` and get all outputs: the ends of their links. A link may
+        be one of several of the same joiner."""
+        ears = [Ear(self.ask(PLAN, joiner)[0]) for joiner in joiners]
+        for ear in ears:
+            ear.say(Begin())
+        while not all(ear.of(Boundary) for ear in ears):
+            step += 1
+            self.mirrors.at_boundary(step)
+            ears[0].within(0.02, lambda: all(ear.of(Boundary) for ear in ears))
+            self.mirrors.close_window()
+        return ears
+
 
 @contextmanager
-def scene(place: Feed | None) -> Iterator[Scene]:
-    with circle(2) as c:
+def scene(place: Feed | None, size: int = 2) -> Iterator[Scene]:
+    with circle(size) as c:
         made = Scene(c, place)
         try:
             yield made
@@ -118,3 +139,35 @@ def test_an_unverified_state_is_not_shadowed() -> None:
         source.close()
         s.mirrors.close()
         ear.end()
+
+
+def test_a_switch_waits_for_each_joiner_that_shadows_the_rank() -> None:
+    """Two ranks of a host may have the same source, and the one that came last may be in step."""
+    with scene(feed(closed=False), size=3) as s:
+        behind, in_step = s.follow(0, 0, 1)
+        in_step.say(Settled(9))
+        in_step.until(lambda: s.mirrors.hold(PLAN, 10))
+        in_time = s.mirrors.hold(PLAN, 9)
+        behind.say(Settled(8))
+        behind.until(lambda: s.mirrors.hold(PLAN, 9))
+        of_another = s.mirrors.hold("another plan", 9)
+
+        assert not in_time
+        assert not of_another
+        s.mirrors.close()
+        behind.end()
+        in_step.end()
+
+
+def test_a_switch_does_not_wait_for_an_earlier_link_of_a_joiner() -> None:
+    """The joiner is in step by its new one. That the old one is gone may not be known yet."""
+    with scene(feed(closed=False)) as s:
+        old, new = s.follow(0, 0, 0)
+        old.say(Settled(8))
+        new.say(Settled(9))
+        new.until(lambda: s.mirrors.hold(PLAN, 10))
+
+        assert not s.mirrors.hold(PLAN, 9)
+        s.mirrors.close()
+        old.end()
+        new.end()

@@ -236,7 +236,8 @@ def _print_outlook(answer: wire.Injected, config: Path | None, as_json: bool) ->
         view = await store.snapshot()
         if view.host(alert.host) is None:
             raise TmdError(f"Redis has no heartbeat of {alert.host} yet: try again shortly")
-        settled = structs.replace(alert, at=alert.at - settings.breaker.settle_s)
+        before = alert.reached_at - settings.breaker.settle_s
+        settled = structs.replace(alert, at=before, worse_at=None)
         return outlook(_with(view, settled), settings)
 
     found = with_store(config, look)

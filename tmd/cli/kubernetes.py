@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 RUNBOOK = "docs/operate/runbook.md"
 """Where to read on if nobody has said where the documentation is served: in the source tree."""
+LABEL = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+"""Names and values of labels, as the API server accepts them, but for their lengths."""
 
 kubernetes = typer.Typer(help="Work together with Kubernetes.", no_args_is_help=True)
 
@@ -94,12 +98,12 @@ def labels_of(selector: str) -> dict[str, str | None]:
     """The labels of ``--selector``; ``None`` for any value.
 
     Raises:
-        ConfigError: a part has no name.
+        ConfigError: a part is no label that a node can have.
     """
     found: dict[str, str | None] = {}
     for part in filter(None, selector.split(",")):
         name, has_value, value = part.strip().partition("=")
-        if not name or "!" in name or value.startswith("="):
+        if not (LABEL.fullmatch(name) and VALUE.fullmatch(value)):
             raise ConfigError(f"--selector: write name=value or name instead of '{part}'")
         found[name] = value if has_value else None
     return found

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 from msgspec import Struct, structs
 
-from tmd.core.alerts.breaker import BreakerRules, held_back, tripped
+from tmd.core.alerts.breaker import BreakerRules, ahead, held_back, tripped
 from tmd.core.alerts.correlated_faults import contained
 from tmd.core.alerts.findings import GRAVE
 from tmd.core.planning.migration import is_live
@@ -134,13 +134,14 @@ async def end_pause(store: Store, by: str, host: str) -> bool:
 
     ``host``: the host that the alert names.
     """
-    before = (await store.snapshot()).breaker
+    view = await store.snapshot()
+    before = view.breaker
     if before.open:
         # Findings and plans since then count again. An operator's clock may be wrong. That of Redis
         # may be a little behind those of the hosts, whose findings have opened the breaker.
         clock = await store.clock()
         at = max(clock, min(before.at, clock + CLOCK_SKEW_S))
-        breaker = Breaker(open=False, reason=before.reason, at=at, by=by)
+        breaker = Breaker(open=False, reason=before.reason, at=at, by=by, counted=ahead(view, at))
         await store.publish_alert(breaker_alert(breaker, host, opened_at=before.at))
         await store.set_breaker(breaker)
     await store.set_paused(False)

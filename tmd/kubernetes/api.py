@@ -145,6 +145,12 @@ def _refused_as(what: str) -> Iterator[None]:
     except (httpx2.HTTPError, OSError) as error:
         why = in_words(error)
         raise KubernetesError(f"cannot {what}: no answer from the API server: {why}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        # A proxy or a gateway answered, or the object has not the shape of its kind.
+        why = in_words(error)
+        raise KubernetesError(
+            f"cannot {what}: the answer of the API server is not understood: {why}"
+        ) from None
 
 
 @contextmanager

@@ -47,6 +47,13 @@ def tripped(view: ClusterView, rules: BreakerRules) -> str | None:
     return _too_many_hosts(view, rules) or _too_many_moves(view, rules)
 
 
+def ahead(view: ClusterView, at: float) -> dict[str, float]:
+    """Findings and moves, by id, that would count after a closing at ``at`` although they are in
+    ``view`` already, and their times. They must not open the breaker again."""
+    found = [event for host in view.hosts for event in _findings(host)]
+    return {id_: when for id_, when in (*found, *_moves(view)) if when > at}
+
+
 def held_back(view: ClusterView, verdict: Verdict) -> str:
     """Why ``verdict`` must not be carried out; empty if it may.
 
@@ -76,18 +83,25 @@ def _too_many_hosts(view: ClusterView, rules: BreakerRules) -> str | None:
 
 def _raised(host: HostStatus, breaker: Breaker) -> list[float]:
     """Times at which ``host`` raised grave findings about itself since the breaker was closed."""
+    return [at for id_, at in _findings(host) if _counts(breaker, id_, at)]
+
+
+def _findings(host: HostStatus) -> list[tuple[str, float]]:
+    """Grave findings of ``host`` about itself, and when they became so."""
     return [
-        alert.at
+        (alert.id, alert.reached_at)
         for alert in host.alerts
-        if alert.severity in GRAVE
-        and alert.strategy is not Strategy.OBSERVE
-        and not alert.job
-        and alert.at > breaker.at
+        if alert.severity in GRAVE and alert.strategy is not Strategy.OBSERVE and not alert.job
     ]
 
 
+def _counts(breaker: Breaker, id_: str, at: float) -> bool:
+    """Whether what happened at ``at`` happened since the breaker was closed."""
+    return at > max(breaker.at, breaker.counted.get(id_, -math.inf))
+
+
 def _too_many_moves(view: ClusterView, rules: BreakerRules) -> str | None:
-    starts = sorted(_moves(view))
+    starts = sorted(at for id_, at in _moves(view) if _counts(view.breaker, id_, at))
     for first, last in zip(starts, starts[rules.moves :], strict=False):
         if last - first <= rules.moves_window_s:
             return (
@@ -97,16 +111,15 @@ def _too_many_moves(view: ClusterView, rules: BreakerRules) -> str | None:
     return None
 
 
-def _moves(view: ClusterView) -> Sequence[float]:
-    """Times at which policies opened planned migrations since the breaker was closed."""
+def _moves(view: ClusterView) -> Sequence[tuple[str, float]]:
+    """Planned migrations that policies opened, and when."""
     plans = {
         plan.id: plan
         for record in view.jobs
         for plan in (*record.history, record.plan)
         if plan is not None and plan.kind is PlanKind.PLANNED and plan.policy and not plan.request
     }
-    starts = [plan.timeline[0].at for plan in plans.values() if plan.timeline]
-    return [at for at in starts if at > view.breaker.at]
+    return [(plan.id, plan.timeline[0].at) for plan in plans.values() if plan.timeline]
 
 
 def _is_dead(view: ClusterView, verdict: Verdict) -> bool:

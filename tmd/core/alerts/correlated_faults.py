@@ -27,7 +27,8 @@ def contained(view: ClusterView, rules: BreakerRules) -> ClusterView:
     """The view for policies.
 
     Findings of observing detectors are left out. Findings that two hosts raised alike and at once
-    become advice, as do recent ones, since another host may not have reported yet.
+    become advice, as do recent ones, since another host may not have reported yet. One that has
+    got worse counts as raised a second time then.
     """
     shared = _shared(view, rules)
     hosts = tuple(_limited(h, shared, rules) for h in view.hosts)
@@ -41,8 +42,8 @@ def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:
     for host in view.hosts:
         for alert in host.alerts:
             if not alert.job:
-                raised = _Raised(alert.at, host.host, alert.id)
-                alike[alert.detector, alert.code].append(raised)
+                for at in {alert.at, alert.reached_at}:
+                    alike[alert.detector, alert.code].append(_Raised(at, host.host, alert.id))
     found: dict[str, str] = {}
     for raises in alike.values():
         forwards = sorted(raises)
@@ -73,7 +74,7 @@ def _limited(host: HostStatus, shared: dict[str, str], rules: BreakerRules) -> H
             continue
         why = shared.get(alert.id, "")
         # Both times are of the host's own clock, which may have been set back in between.
-        if not why and not alert.job and 0 <= host.at - alert.at < rules.settle_s:
+        if not why and not alert.job and 0 <= host.at - alert.reached_at < rules.settle_s:
             why = f"raised less than {rules.settle_s:g} s ago"
         if why and _acts_on_host(alert):
             evidence = (*alert.evidence, f"advice only: {why}")

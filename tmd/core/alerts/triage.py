@@ -77,7 +77,7 @@ def fold(
         board, more = _relieved(board, key, now)
         return board, news + more
     if key in board.raised:
-        return _repeated(board, key, signal, origin)
+        return _repeated(board, key, signal, origin, now)
     suspect = board.suspects.get(key)
     if suspect is None and is_crowded(_held(board, key), signal.severity):
         word = _too_many(key)
@@ -202,7 +202,9 @@ def _escalated(alert: Alert, times: int) -> Alert:
     )
 
 
-def _repeated(board: Board, key: FindingKey, signal: Signal, origin: Origin) -> tuple[Board, News]:
+def _repeated(
+    board: Board, key: FindingKey, signal: Signal, origin: Origin, now: float
+) -> tuple[Board, News]:
     known = board.raised[key]
     graver = signal.severity.grade > known.severity.grade
     again = structs.replace(
@@ -213,6 +215,7 @@ def _repeated(board: Board, key: FindingKey, signal: Signal, origin: Origin) -> 
         message=signal.message or known.message,
         evidence=signal.evidence or known.evidence,
         strategy=origin.strategy,
+        worse_at=now if graver else known.worse_at,
     )
     board = structs.replace(board, raised={**board.raised, key: again})
     return board, (again,) if graver else ()

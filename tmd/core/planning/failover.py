@@ -15,6 +15,7 @@ from msgspec import structs
 
 from tmd.core.planning.adoption import adopted, refusal
 from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transition
+from tmd.core.planning.plan_history import shortened
 from tmd.core.planning.rollback import Cast, cast_back, newest_of
 from tmd.core.planning.standby_reasons import shortfall, the_first
 from tmd.core.planning.standbys import assigned, barred, line
@@ -33,8 +34,6 @@ from tmd.core.values.model import (
     WorkerStatus,
 )
 
-HISTORY = 50
-"""Plans that a record keeps."""
 HOLDER_OFFSETS = (1, 2)
 """Ranks ``r + 1`` and ``r + 2`` store copies of the rank-local state of rank ``r``."""
 
@@ -94,7 +93,7 @@ def archived(record: JobRecord, plan: MigrationPlan) -> JobRecord:
         new=Membership(plan.new.epoch, (), plan.new.adopted),
         witnesses=(),
     )
-    return structs.replace(record, plan=plan, history=(*record.history, kept)[-HISTORY:])
+    return structs.replace(record, plan=plan, history=shortened((*record.history, kept)))
 
 
 def reopened(

@@ -7,7 +7,8 @@ and no pod evicted. Nodes without a host of tmd, and those that are not selected
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 
 from msgspec import Struct, structs
@@ -102,6 +103,9 @@ class Rules(Struct, frozen=True):
     """How long one run of a daemon must report no finding before its node is healthy again."""
     hosts_share: float = 0.5
     """Share of the hosts, at least two, that drains of Kubernetes must not reach."""
+    gone_s: float = 60.0
+    """How long a host must be silent that holds no rank until it can be drained: longer than
+    daemons take to put the records of jobs back into a Redis that has lost them."""
     settled_s: float = 2.0
     """How long a drain must stand before its host counts as free: longer than a leader takes from
     its look at the cluster to its plan."""
@@ -136,12 +140,15 @@ def changes(
 
     ``records``: from :func:`tmd.core.planning.scheduler_drains.observed`.
     """
-    claims = _claims(view, nodes)
+    known = known_hosts(view)
+    known |= {h for h, r in records.items() if now - r.silent_since >= rules.gone_s}
+    claims = _claims(view, nodes, known)
     hosts = {names[0]: host for host, names in claims.items() if len(names) == 1}
     own = {n.name: hosts[n.name] for n in nodes if n.selected and n.name in hosts}
     of_node = _requests_of(requests)
     # Whoever waits for a DrainRequest comes first where there is no room for all.
-    urgent = sorted((n for n in nodes if n.name in own), key=lambda n: n.name not in of_node)
+    sure = (n for n in nodes if own.get(n.name) in known)
+    urgent = sorted(sure, key=lambda n: n.name not in of_node)
     causes = [(own[n.name], _cause(n, of_node.get(n.name, []))) for n in urgent]
     barred = {host for name, host in own.items() if name in of_node}
     share = rules.hosts_share
@@ -164,7 +171,7 @@ def changes(
         problems=(
             *_unclear(claims),
             *found.waiting,
-            *_stuck(view, waiting, nodes, own),
+            *_stuck(view, waiting, nodes, own, records),
             *(_absent(host) for host in absent if host in living),
         ),
     )
@@ -173,13 +180,20 @@ def changes(
 # --- nodes and hosts ------------------------------------------------------------------------------
 
 
-def _claims(view: ClusterView, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """The nodes that each host is, selected or not."""
-    known = known_hosts(view)
-    by_name = matching(known, (n.name for n in nodes if not n.host))
+def _claims(
+    view: ClusterView, nodes: Sequence[Node], known: Collection[str]
+) -> dict[str, list[str]]:
+    """The nodes that each host is, selected or not. ``known``: hosts, also of the past.
+
+    Nothing is known of a host that was silent before the operator started and holds no rank. The
+    condition of its node says that it is there, and its name is only presumed."""
+    names = [n.name for n in nodes if not n.host]
+    by_name = {**matching(known, names), **matching(known_hosts(view), names)}
     found: dict[str, list[str]] = {}
     for node in nodes:
         host = node.host if node.host in known else by_name.get(node.name)
+        if host is None and node.condition is not None:
+            host = node.host or node.name
         if host is not None:
             found.setdefault(host, []).append(node.name)
     return found
@@ -218,10 +232,12 @@ def _stuck(
     waiting: Iterable[NodeDrain],
     nodes: Iterable[Node],
     own: Mapping[str, str],
+    records: Mapping[str, HostRecord],
 ) -> list[str]:
     """A sentence about each DrainRequest that nothing here will complete. ``own``: the hosts of
     the nodes that are looked after."""
     found, others = [], {n.name for n in nodes if not n.selected}
+    heard = known_hosts(view) | {h for h, r in records.items() if r.silent_since < math.inf}
     for request in waiting:
         what, host = f"DrainRequest {request.namespace}/{request.name}", own.get(request.node)
         if host is None:
@@ -229,6 +245,11 @@ def _stuck(
                 "lacks the labels of --selector" if request.node in others else "has no host of tmd"
             )
             found.append(f"{what} is left alone: node {request.node} {why}")
+        elif host not in heard:
+            found.append(
+                f"{what} waits: nothing was heard of host {host} since this operator started, so "
+                "that it may hold a rank: start its daemon, or complete the request by hand"
+            )
         elif why := _holds_up(view, host):
             found.append(f"{what} waits: {why}")
     return found
@@ -290,9 +311,10 @@ def _reports_rank(view: ClusterView, host: str) -> bool:
 
 
 def _awaits_rank(view: ClusterView, host: str) -> bool:
-    """Whether a live plan gives a rank to ``host``, or may find the state of one there."""
+    """Whether a live plan gives a rank to ``host``, or may find the state of one there: a leaver
+    takes its rank back if its joiner is lost before it has committed."""
     return any(
-        host in {m.host for m in record.parties}
+        host in {m.host for m in (*record.parties, *(move.leaver for move in record.plan.moves))}
         for record in view.jobs
         if record.state not in ENDED and record.plan is not None and record.plan.phase not in FINAL
     )

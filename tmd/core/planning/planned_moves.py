@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
@@ -27,12 +28,23 @@ from tmd.core.values.model import (
     Verdict,
 )
 
+PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+"""After a move that was dropped, until the same is tried again: the first pause, which doubles
+with each further one, and the longest."""
+
 
 def planned(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, verdicts: Sequence[Verdict], now: float
+    record: JobRecord,
+    view: ClusterView,
+    facts: PlanFacts,
+    verdicts: Sequence[Verdict],
+    now: float,
+    age: float,
 ) -> JobRecord | None:
-    """``record`` with a planned move opened, or with the reason to wait; ``None`` if no move is
-    wanted now."""
+    """``record`` with a planned move opened, or with the reason to wait, or without it once no
+    move is wanted; ``None`` if nothing changes.
+
+    ``age``: seconds (monotonic) since the last plan ended."""
     if is_live(record.plan) or record.state is not JobState.RUNNING:
         return None
     wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
@@ -42,22 +54,25 @@ def planned(
     if leavers and record.membership.adopted:
         waits = f"moving the ranks of {leavers[0][1].host} waits until no rank is adopted"
         return structs.replace(record, detail=waits)
-    if not leavers or not all(_calm(facts, m.worker) for m in record.membership.members):
+    if not leavers:
+        return structs.replace(record, detail="") if record.detail else None
+    if not all(_calm(facts, m.worker) for m in record.membership.members):
         return None
     obstacles = []
     for host in _in_turn([m for _, m in leavers], by_worker):
         leaving = [(r, m) for r, m in leavers if m.host == host]
+        verdict = by_worker[leaving[0][1].worker]
         joiners, waits = _joiners(record, view, facts, host, [r for r, _ in leaving])
-        if waits:
+        if waits := waits or _pauses(record, host, verdict.request, age):
             obstacles.append(waits)
             continue
+        sources = _sources(record, view, facts, leaving)
         moves = tuple(
-            Move(rank=r, leaver=m, joiner=joiners[r], source=source_of(record, view, facts, r, m))
-            for r, m in leaving
+            Move(rank=r, leaver=m, joiner=joiners[r], source=sources[r]) for r, m in leaving
         )
         refused = refused_here(record, host)
         choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
-        return _open_planned(record, moves, by_worker[leaving[0][1].worker], choice, now)
+        return _open_planned(record, moves, verdict, choice, now)
     return structs.replace(record, detail=obstacles[0])
 
 
@@ -107,6 +122,35 @@ def _joiners(
     return found, f"moving the ranks of {host} waits for {len(short)} standby: {why}"
 
 
+def _pauses(record: JobRecord, host: str, request: str, age: float) -> str:
+    """Why the next move off ``host`` for ``request`` is not tried yet; empty if it may be.
+
+    After one whose joiner failed or was not heard the next one has another joiner. A move that was
+    dropped for anything else, such as a member that cannot switch, would be dropped again, and each
+    costs the job a copy of the state.
+    """
+    dropped = [
+        plan
+        for plan in record.history
+        if plan.kind is PlanKind.PLANNED
+        and plan.phase is Phase.ABORTED
+        and plan.old.epoch == record.membership.epoch
+        and plan.request == request
+        and not (plan.rejected or plan.late)
+        and any(move.leaver.host == host for move in plan.moves)
+    ]
+    if not dropped:
+        return ""
+    pause = min(PAUSE_S * 2 ** (len(dropped) - 1), LONGEST_PAUSE_S)
+    if age >= pause:
+        return ""
+    last = dropped[-1]
+    return (
+        f"moving the ranks of {host} is tried again {pause:g} s after {last.id}, which was "
+        f"dropped: {last.outcome}"
+    )
+
+
 def _open_planned(
     record: JobRecord,
     moves: tuple[Move, ...],
@@ -139,20 +183,28 @@ def _calm(facts: PlanFacts, worker: str) -> bool:
     return status is not None and status.activity is Activity.TRAINING and status.step > 0
 
 
-def source_of(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, rank: int, leaver: Member
-) -> Member:
-    """The source of the joiner's state: the leaver, or a replica if its host is unsound."""
-    if not _ails(view, leaver.host):
-        return leaver
-    members = enumerate(record.membership.members)
-    replicas = [
-        m
-        for r, m in members
-        if r != rank and r in facts.status[leaver.worker].replicas and not _ails(view, m.host)
-    ]
-    # Rank 0 last, since scripts print and save there.
-    return next(reversed(replicas), leaver)
+def _sources(
+    record: JobRecord, view: ClusterView, facts: PlanFacts, leaving: Sequence[tuple[int, Member]]
+) -> dict[int, Member]:
+    """The source of each joiner's state, by rank: the leaver, or a replica if its host is unsound.
+
+    A source copies and stages for each of its joiners, so that each has as few as possible."""
+    found: dict[int, Member] = {}
+    for rank, leaver in leaving:
+        alike = _replicas(record, view, facts, leaver) if _ails(view, leaver.host) else []
+        joiners = Counter(m.worker for m in found.values())
+        found[rank] = min(alike, key=lambda m: joiners[m.worker], default=leaver)
+    return found
+
+
+def _replicas(
+    record: JobRecord, view: ClusterView, facts: PlanFacts, leaver: Member
+) -> list[Member]:
+    """Members on sound hosts that have the state of ``leaver``. Rank 0 is the last one, since
+    scripts print and save there."""
+    ranks = facts.status[leaver.worker].replicas
+    alike = [m for r, m in enumerate(record.membership.members) if r in ranks]
+    return [m for m in reversed(alike) if not _ails(view, m.host)]
 
 
 def _ails(view: ClusterView, name: str) -> bool:

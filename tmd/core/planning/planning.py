@@ -72,7 +72,7 @@ def steer(
         or _lost(record, view, facts, verdicts, age, limits, now)
         or _moved_on(record, view, facts, age, limits, now)
         or grown(record, view, facts, now)
-        or planned(record, view, facts, verdicts, now)
+        or planned(record, view, facts, verdicts, now, age)
         or record
     )
     if changed.plan is record.plan and changed.state is record.state:
@@ -281,7 +281,8 @@ def _moved_on(
     if event is PlanEvent.JOINERS_READY:
         plan = structs.replace(plan, how=how_prepared(plan, facts))
     if event is PlanEvent.JOINER_LOST:
-        plan = structs.replace(plan, rejected=_troubled(plan, facts, age, limits)[1])
+        rejected, late = _troubled(plan, facts, age, limits)[1], unheard_joiners(plan, facts)
+        plan = structs.replace(plan, rejected=rejected, late=late)
     moved = _with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
         # The change is committed now: by the vote, or because every member is synced.

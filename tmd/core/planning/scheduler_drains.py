@@ -25,6 +25,8 @@ class HostRecord(Struct, frozen=True):
 
     incarnation: str = ""
     """The run of its daemon; empty while it is silent."""
+    silent_since: float = math.inf
+    """Monotonic time since which nothing is heard of it, if something was before."""
     fit_since: float = math.inf
     """Monotonic time since which this run has been seen without a finding that makes it unfit."""
     findings: Mapping[str, float] = {}
@@ -82,10 +84,12 @@ def observed(
         earlier = {} if faults and not math.isinf(before.fit_since) else before.findings
         same = host is not None and host.incarnation == before.incarnation
         since = before.fit_since if same and not math.isinf(before.fit_since) else now
+        fell_silent = now if before.incarnation else before.silent_since
         drain = barring.get(name, "")
         stands = before.barred_since if drain == before.drain else now
         found[name] = HostRecord(
             incarnation="" if host is None else host.incarnation,
+            silent_since=fell_silent if host is None else math.inf,
             fit_since=math.inf if host is None or faults else since,
             findings=_latest(earlier, ((a.code, a.at) for a in faults)),
             declared=_latest(before.declared, declared.get(name, {}).items()),

@@ -7,7 +7,7 @@ side takes back only what this module has set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -105,13 +105,15 @@ def changes(
 
     No node is drained while the breaker is open: many findings at once have a common cause.
     """
-    matched = _matched(view, nodes)
+    claims = _claims(view, nodes)
+    matched = [(claimants[0], host) for host, claimants in claims.items() if len(claimants) == 1]
     causes = [(host, _cause(node)) for node, host in matched]
     found = host_drains(view, causes, by=BY, hosts_share=rules.hosts_share)
     absent = tuple(
         f"host {host} stays drained: sinfo shows no node for it ('tmd undrain {host}' gives it "
         "back)"
         for host in found.unseen
+        if host not in claims
     )
     hosts = {h.host: h for h in view.hosts}
     mark, resume = [], []
@@ -121,7 +123,7 @@ def changes(
             mark.append((node.name, brief(f"{REASON}{faults[0].code}: {faults[0].message}")))
         elif node.is_ours and record.is_over(node.code, now, rules.resume_after_s):
             resume.append(node.name)
-    problems = (*found.waiting, *absent)
+    problems = (*_unclear(claims), *found.waiting, *absent)
     return Changes(found.drain, found.undrain, tuple(mark), tuple(resume), problems)
 
 
@@ -130,8 +132,22 @@ def _cause(node: Node) -> str:
     return (node.reason or node.state) if node.is_drained and not node.is_ours else ""
 
 
-def _matched(view: ClusterView, nodes: Iterable[Node]) -> list[tuple[Node, str]]:
-    """Nodes with the host of tmd that each one is."""
+def _claims(view: ClusterView, nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    """The nodes that each host is: the one of exactly its name, or all whose names may mean it."""
     listed = tuple(nodes)
     hosts = matching(known_hosts(view), (node.name for node in listed))
-    return [(node, hosts[node.name]) for node in listed if node.name in hosts]
+    found: dict[str, list[Node]] = {}
+    for node in listed:
+        if node.name in hosts:
+            found.setdefault(hosts[node.name], []).append(node)
+    exact = {node.name: [node] for node in listed}
+    return {host: exact.get(host, claimants) for host, claimants in found.items()}
+
+
+def _unclear(claims: Mapping[str, Sequence[Node]]) -> list[str]:
+    return [
+        f"nodes {', '.join(sorted(node.name for node in claimants))} are left alone: each may be "
+        f"host {host}; give the host the name of its node ([host] name)"
+        for host, claimants in sorted(claims.items())
+        if len(claimants) > 1
+    ]

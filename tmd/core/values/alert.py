@@ -81,6 +81,14 @@ class Alert(Struct, frozen=True, gc=False):
     """The detector's severity, if repetitions have raised it."""
     v: int = 1
     """Version of this schema."""
+    worse_at: float | None = None
+    """When it reached its severity, if it was raised with a lower one; as ``at``, of its host's
+    wall clock."""
+
+    @property
+    def reached_at(self) -> float:
+        """When it reached its severity."""
+        return self.at if self.worse_at is None else self.worse_at
 
     def may_concern(self, worker: WorkerStatus) -> bool:
         """Whether it may affect ``worker``, on the same host: not if it is about a GPU that the

@@ -14,3 +14,6 @@ class Breaker(Struct, frozen=True):
     """Time at which it was opened or closed."""
     by: str = ""
     """The operator that closed it."""
+    counted: dict[str, float] = {}
+    """Findings and plans, by id, that bear a later time than ``at`` although they were there when
+    it was closed, and that time: somebody's clock is ahead."""

@@ -82,11 +82,13 @@ class ShadowSources:
                     mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
 
     def hold(self, plan: str, step: int) -> bool:
-        """Whether the switch of ``plan`` should not follow ``step``: see
-        :meth:`ShadowSource.holds`."""
-        # An older joiner may not have noticed yet that its link is gone.
-        found = [m for m in self._mirrors if m.plan == plan and m.live]
-        return bool(found) and found[-1].holds(step)
+        """Whether the switch of ``plan`` should not follow ``step``, for one of its joiners that
+        shadow this rank: see :meth:`ShadowSource.holds`."""
+        # Of each joiner the newest: it may have come back, and the older link is not known to be
+        # gone. All are asked, so that the time for which the switch waits begins for all.
+        newest = {m.joiner: m for m in self._mirrors if m.plan == plan and m.live}
+        holding = [mirror.holds(step) for mirror in newest.values()]
+        return any(holding)
 
     def drop_all(self, reason: str, *, final: bool = False) -> None:
         """End all shadows, whose outputs became void or whose rank ends."""
