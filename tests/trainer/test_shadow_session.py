@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tests.trainer.scripts import Script, normed
-from tests.trainer.tailing import pair
+from tests.trainer.tailing import LIMITS, pair
 from tmd.core.planning.directives import HoldState, Wait
 from tmd.core.values.errors import LinkError
 from tmd.trainer.protocol.frames import Settled, Tail
@@ -47,6 +48,17 @@ def test_once_in_step_a_joiner_says_at_each_step_where_it_is() -> None:
 
         assert before == []
         assert steps[1:] == [p.joiner.at - n for n in (2, 1, 0)]
+
+
+def test_a_step_that_is_longer_than_the_patience_is_not_too_late() -> None:
+    """After one step of its own the joiner does not know yet how long a step is."""
+    with pair(Script) as p:
+        p.joiner.following._limits = structs.replace(LIMITS, patience_s=1e-9)
+        p.meet()
+        p.together(3)
+
+        assert p.joiner.error is None
+        assert p.joiner.following.in_step
 
 
 def test_there_is_no_state_between_a_tail_and_its_boundary() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 
@@ -11,9 +13,12 @@ from torch import nn
 
 from tests.fabric.circle import at_once
 from tests.trainer.scripts import Script
-from tests.trainer.showing import UNREAD, Show, show, wide
-from tests.trainer.wire import PATIENCE
+from tests.trainer.showing import FAST, UNREAD, Show, show, wide
+from tests.trainer.tailing import Source
+from tests.trainer.wire import PATIENCE, linked
+from tmd.core.values.errors import LinkError
 from tmd.core.values.limits import ShadowLimits
+from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import (
     Begin,
     Boundary,
@@ -244,6 +249,44 @@ def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
         assert s.window.version is None
         assert s.ear.of(Boundary) == []
         assert s.ear.of(Dropped) == [Dropped("the joiner does not take the state", final=True)]
+
+
+def large() -> nn.Module:
+    """Its second unit has sixteen megabytes."""
+    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1 << 19), nn.Linear(1 << 19, 1))
+
+
+def test_the_whole_copy_of_a_large_unit_goes_on_while_its_bytes_move() -> None:
+    """The clock advances with each byte that the joiner reads, so that the unit takes four times as
+    long as a joiner may stand still."""
+    read = 0
+    pace = SourcePace(stalled_s=4.0, clock=lambda: read / 1e6)
+    with linked(buffer=UNREAD) as (near, far):
+        source = Source(Script(1, build=large), looks=False, pace=pace)
+        shown = source.show(near, FAST)
+
+        def join() -> None:
+            nonlocal read
+            frames.send(far, frames.Envelope(Begin(whole=True)))
+            into = bytearray(10_000)
+            while True:
+                far.recv_into(into)
+                read += len(into)
+
+        def receive() -> None:
+            with contextlib.suppress(LinkError):
+                join()
+
+        joiner = threading.Thread(target=receive)
+        joiner.start()
+        while not shown.live and not shown.over:
+            source.train(1)
+        over = shown.over
+        shown.close()
+        joiner.join(PATIENCE)
+
+    assert not over
+    assert read > 16e6
 
 
 def test_the_whole_copy_ends_with_the_joiner() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Averaged, Forked, Scheduled, Script, normed
@@ -17,10 +19,13 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Member, Membership, Move
 from tmd.core.values.snapshots import Kept
 from tmd.fabric import Fabric
-from tmd.trainer.protocol.copies import StateCopy
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.copies import StateCopy, digest_of_bodies
+from tmd.trainer.protocol.frames import Bring, Envelope, Unit, specs_of
 from tmd.trainer.snapshots.snapshots import Snapshots
-from tmd.trainer.snapshots.writer import WriterStage
+from tmd.trainer.snapshots.writer import WriterStage, receive_copy, send_copy
 from tmd.trainer.state.data import Feed
+from tmd.trainer.state.layout import flatten
 from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state_transfer.verification import StateVerification
@@ -214,6 +219,27 @@ def test_a_step_that_ends_too_soon_takes_no_snapshot() -> None:
             rank.apply()
         assert train(made, 2) == [WriterStage.DONE, WriterStage.DONE]
         assert all({k.step for k in rank.kept} == {4} for rank in made)
+
+
+def test_a_copy_that_is_sent_slowly_keeps_the_link_busy() -> None:
+    """A unit takes longer than its keeper waits for bytes."""
+    body = torch.arange(4096, dtype=torch.int32).view(torch.uint8)
+    layout, _ = flatten(body)
+    entry = Envelope(Unit(5, 0, layout), specs_of([body])), body
+    entries = (entry, entry)
+    copy = StateCopy(0, 5, {}, entries, digest_of_bodies(entries), "")
+    with linked() as (near, far):
+        far.patience(1.0)
+        how = {"rate": 8192.0, "over": threading.Event()}
+        sender = threading.Thread(target=send_copy, args=(near, copy), kwargs=how)
+        sender.start()
+        bring, _ = frames.receive(far)
+        assert isinstance(bring, Bring)
+        received = receive_copy(far, bring)
+        sender.join()
+
+    assert received is not None
+    assert received.digest == copy.digest
 
 
 def test_a_dead_keeper_ends_only_the_snapshot() -> None:

@@ -7,7 +7,7 @@ each applies to the state that the previous ones have produced.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from msgspec import Struct, msgpack
@@ -31,6 +31,8 @@ CHECK_EVERY = 20
 """Steps between two digests once the joiner is in step."""
 ENVELOPE_LIMIT = 64 << 20
 BODY_LIMIT = 1 << 38
+PIECE = 1 << 20
+"""Bytes of a body that are sent at once."""
 
 VOTE, SHIFT = "@vote", "@shift"
 """Channels of the runtime's own exchanges among ranks; other channels are named for groups."""
@@ -212,11 +214,24 @@ def specs_of(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(tuple(t.shape), str(t.dtype)) for t in tensors)
 
 
-def send(link: Link, envelope: Envelope, body: Tensor | None = None) -> None:
-    """Send a frame; ``body``: its tensors' bytes, uint8 on the CPU. Raises LinkError."""
+def send(
+    link: Link,
+    envelope: Envelope,
+    body: Tensor | None = None,
+    *,
+    piece: int = PIECE,
+    sent: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Send a frame; ``body``: its tensors' bytes, uint8 on the CPU. Raises LinkError.
+
+    A body may take minutes: ``sent`` is called after each ``piece`` of it with the number of bytes.
+    """
     link.send_frame(msgpack.encode(envelope))
     if body is not None and body.numel():
-        link.send(body.numpy().data)
+        data = body.numpy().data
+        for start in range(0, len(data), piece):
+            link.send(part := data[start : start + piece])
+            sent(len(part))
 
 
 def receive(link: Link) -> tuple[Frame, list[Tensor]]:
@@ -233,7 +248,7 @@ def receive_whole(link: Link) -> tuple[Envelope, Tensor]:
         envelope = _decoder.decode(blob)
         if (total := sum(map(_size, envelope.body))) > BODY_LIMIT:
             raise ValueError(f"a body of {total} bytes, limit {BODY_LIMIT}")
-        body = torch.empty(total, dtype=torch.uint8)
+        body = torch.empty(total, dtype=torch.uint8, device="cpu")
     if total:
         link.recv_into(body.numpy().data)
     return envelope, body

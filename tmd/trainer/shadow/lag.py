@@ -29,6 +29,12 @@ class Lag:
         times = list(self._boundaries)
         return statistics.median([b - a for a, b in itertools.pairwise(times)] or [0.0])
 
+    def pace_s(self, now: float) -> float:
+        """The same, or as long as a step has lasted at least by ``now``, if it is the first one."""
+        if len(self._boundaries) == 1:
+            return now - self._boundaries[0]
+        return self.step_s
+
     @property
     def unnoticed(self) -> bool:
         """Whether the lag is negligible."""

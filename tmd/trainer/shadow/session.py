@@ -159,11 +159,11 @@ class ShadowSession:
     @property
     def overdue(self) -> bool:
         """Whether its time to get in step is over."""
-        since = self._positioned_at
+        since, now = self._positioned_at, time.monotonic()
         # With long steps the number of steps matters.
-        patience = max(self._limits.patience_s, FEW_STEPS * self.lag.step_s)
+        patience = max(self._limits.patience_s, FEW_STEPS * self.lag.pace_s(now))
         settled = self._stage >= ShadowStage.SETTLED
-        return since > 0 and not settled and time.monotonic() - since > patience
+        return since > 0 and not settled and now - since > patience
 
     @property
     def keeps_shadowing(self) -> bool:

@@ -59,7 +59,7 @@ class SourcePace(Struct, frozen=True):
     idle_s: float = 0.02
     """Interval at which an idle sender looks for work."""
     stalled_s: float = 5.0
-    """A joiner that takes no unit for this time during a whole copy is dropped."""
+    """A joiner that takes no bytes for this time during a whole copy is dropped."""
     check_every: int = frames.CHECK_EVERY
     """Steps between two digests."""
     clock: Callable[[], float] = time.monotonic
@@ -90,7 +90,7 @@ class ShadowSource:
         pace: SourcePace | None = None,
     ) -> None:
         self._pace = pace or SourcePace()
-        self.plan = follow.plan
+        self.plan, self.joiner = follow.plan, link.peer
         self._link = link
         self._units = units
         self._window = window
@@ -108,6 +108,8 @@ class ShadowSource:
         self._tails = True
         """Whether the joiner may have to jump over steps."""
         self._copied = 0
+        self._moved = 0
+        """Bytes that the joiner's side has taken."""
         """Number of the first unit that was not yet copied."""
         self._whole = threading.Event()
         self._ready_at = 0.0
@@ -271,14 +273,14 @@ class ShadowSource:
     def _wait_for_whole_copy(self) -> None:
         """The parameters do not change, since this thread, their only writer, waits here."""
         self._whole.clear()
-        seen, since = -1, self._pace.clock()
+        seen, since = self._moved, self._pace.clock()
         patience = since + WHOLE_S
         self._window.open(NO_STEP)
         try:
             self.wake()
             while self._copied < len(self._units) and not self.over:
-                if self._copied != seen:
-                    seen, since = self._copied, self._pace.clock()
+                if self._moved != seen:
+                    seen, since = self._moved, self._pace.clock()
                 elif self._pace.clock() > min(since + self._pace.stalled_s, patience):
                     self.drop("the joiner does not take the state", final=True)
                 self._whole.wait(self._pace.idle_s)
@@ -311,11 +313,14 @@ class ShadowSource:
         with self._meter.running():
             entry = self._outbox.next() or self._unit()
             if entry is not None:
-                frames.send(self._link, *entry)
+                frames.send(self._link, *entry, sent=self._note)
                 self._outbox.back(entry[1])
             elif not self._advance_digest():
                 self._outbox.wait(self._pace.idle_s)
         return entry is not None
+
+    def _note(self, size: int) -> None:
+        self._moved += size
 
     def _unit(self) -> tuple[frames.Envelope, Tensor] | None:
         """The next unit to send; ``None`` if there is none now."""

@@ -116,12 +116,18 @@ def send_copy(
     bring = Bring(copy.rank, copy.step, units, copy.layouts, copy.digest, copy.buckets)
     frames.send(link, Envelope(bring))
     ready_at = time.monotonic()
-    for envelope, body in copy.entries:
+
+    def pause(size: int) -> None:
+        """After each piece: the keeper takes a link without any bytes for a broken one."""
+        nonlocal ready_at
+        if rate:
+            ready_at = max(time.monotonic(), ready_at) + size / rate
         if over is not None and over.wait(max(0.0, ready_at - time.monotonic())):
             raise LinkError("the snapshot is no longer needed")
-        frames.send(link, envelope, body)
-        if rate:
-            ready_at = max(time.monotonic(), ready_at) + body.numel() / rate
+
+    piece = min(frames.PIECE, max(1, int(rate))) if rate else frames.PIECE
+    for envelope, body in copy.entries:
+        frames.send(link, envelope, body, piece=piece, sent=pause)
 
 
 def receive_copy(link: Link, bring: Bring) -> StateCopy | None:
