@@ -12,6 +12,7 @@ import torch
 from msgspec import msgpack
 from torch import nn
 
+from tests.trainer.contexts import context_of
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.layout import Layout, Layouts, flatten, unflatten
 from tmd.trainer.state.state import Registry, mismatch
@@ -186,6 +187,58 @@ def test_a_value_of_a_subclass_moves_as_the_plain_value(value: object, plain: ob
 
     assert found == plain
     assert type(found) is type(plain)
+
+
+KEYS = [True, False, None, 0.5, b"x", (), (1, 2), (1, ("a", None)), 1 << 70, -(1 << 70)]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("made", [dict, Counter])
+def test_a_key_that_is_neither_name_nor_number_arrives_as_it_was(key: object, made: Any) -> None:
+    """The encoding of messages would refuse it at the joiner, or make another key of it. ``True``
+    is not 1 afterwards."""
+    value = made({key: 7, "plain": 8})
+    layout, tensors = flatten({"v": {"inner": value}})
+    sent = msgpack.decode(msgpack.encode({"v": layout}), type=Layouts)["v"]
+    found = unflatten(sent, iter(tensors))["v"]["inner"]
+
+    assert found == value
+    assert type(found) is made
+    assert list(map(type, found)) == [type(key), str]
+    assert sent == layout
+
+
+def test_tensors_under_such_keys_keep_their_order() -> None:
+    value = {(1, 2): torch.ones(2), "a": torch.zeros(3), 0.5: [torch.full((1,), 7.0)]}
+    layout, tensors = flatten(value)
+    sent = msgpack.decode(msgpack.encode(layout), type=Layout)
+    found = unflatten(sent, iter(tensors))
+
+    assert list(found) == list(value)
+    assert torch.equal(found[1, 2], value[1, 2])  # type: ignore[arg-type]
+    assert torch.equal(found["a"], value["a"])  # type: ignore[arg-type]
+    assert torch.equal(found[0.5][0], value[0.5][0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("key", "plain"), [(np.str_("a"), "a"), (Mode.FAST, "fast"), (2.0, 2.0)])
+def test_a_key_of_a_subclass_moves_as_the_plain_key(key: object, plain: object) -> None:
+    layout, tensors = flatten({key: 1})
+    (found,) = unflatten(msgpack.decode(msgpack.encode(layout), type=Layout), iter(tensors))
+
+    assert found == plain
+    assert type(found) is type(plain)
+
+
+@pytest.mark.parametrize("key", [torch.float32, torch.ones(1), np.int64(3), (1, torch.float32)])
+def test_a_key_that_cannot_move_is_named_when_it_is_registered(key: object) -> None:
+    """Otherwise the job would train until the first loss, and stand then without a word."""
+    model, optimizer = build()
+    table = Like({})
+    table.state_dict = lambda: {"seen": {key: 1}}  # type: ignore[method-assign]
+    registry = Registry({"model": model, "optimizer": optimizer, "table": table})
+
+    with pytest.raises(StateMismatch, match=r"table\.seen has a key that is a \w+, .*: convert it"):
+        context_of(registry)
 
 
 def test_two_optimizers_of_one_parameter_are_refused() -> None:

@@ -161,7 +161,7 @@ class Cuda:
         self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False
     ) -> Tensor:
         pinned = locked and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=pinned)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=pinned)
 
     def on_host(self, tensor: Tensor) -> Tensor:
         return tensor.cpu()

@@ -82,7 +82,7 @@ class MemoryPool:
         while self._free and self.nbytes + size > self._bound:
             self.nbytes -= self._free.pop(0).nbytes
         self.nbytes += size
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 class KeptCall(Protocol):
@@ -158,7 +158,7 @@ class KeptInputs:
     def repeat_for_others(self, op: Op) -> bool:
         inputs = outputs = [tensor.clone() for tensor in self.inputs]
         if self.call.outputs is not self.call.inputs:
-            outputs = [torch.empty(t.shape, dtype=t.dtype) for t in self.call.outputs]
+            outputs = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in self.call.outputs]
         self.call.body(op, outputs, inputs)
         return self._had(outputs)
 

@@ -29,13 +29,14 @@ class Scratch:
     """Memory that one thread reuses; larger buffers than ``KEPT`` are not kept."""
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         """``count`` elements with any content, valid until the next call."""
         size = count * dtype.itemsize
         if size > KEPT:
-            return torch.empty(count, dtype=dtype)
+            return torch.empty(count, dtype=dtype, device="cpu")
         if self._buffer.numel() < size:
-            self._buffer = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8)
+            larger = 1 << (size - 1).bit_length()
+            self._buffer = torch.empty(larger, dtype=torch.uint8, device="cpu")
         return self._buffer[:size].view(dtype)

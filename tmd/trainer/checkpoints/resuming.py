@@ -220,10 +220,11 @@ def _values(reading: CheckpointReader, rank: int) -> dict[str, Any]:
 
 def _private(reading: CheckpointReader, rank: int, name: str) -> tuple[Layout, list[Tensor]]:
     place = private_path(rank, name)
-    first = torch.zeros(reading.described((*place, "0")).size, dtype=torch.uint8)
+    size = reading.described((*place, "0")).size
+    first = torch.zeros(size, dtype=torch.uint8, device="cpu")
     reading.into({(*place, "0"): first})
     layout = layout_of(first)
-    tensors = [torch.zeros(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
+    tensors = [torch.zeros(s.shape, dtype=dtype_of(s), device="cpu") for s in specs(layout)]
     reading.into({(*place, str(n + 1)): tensor for n, tensor in enumerate(tensors)})
     return layout, tensors
 

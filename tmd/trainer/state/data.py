@@ -95,7 +95,8 @@ class StepSampler(Sampler[int]):
             step, course.next, course.given = course.next, course.next + 1, course.given + 1
             rank, world = self._place()
             generator.manual_seed(self._seed * 1_000_003 + step)
-            drawn = torch.randint(self._size, (world, self.batch_size), generator=generator)
+            size = (world, self.batch_size)
+            drawn = torch.randint(self._size, size, generator=generator, device="cpu")
             first, *others = drawn[rank].tolist()
             yield first if self.seed_of is None else SeededIndex(first, self.seed_of(step))
             yield from others

@@ -1,14 +1,14 @@
 """The layout of a state: a tree of names, shapes, dtypes and plain values.
 
 A state is a *layout*, which msgpack can encode, and the tensors that it names, in order. There is
-no pickle: a value that is neither a tensor nor plain cannot move, and :func:`flatten` reports its
-path.
+no pickle: a value that is neither a tensor nor plain cannot move, nor can such a key of a dict, and
+:func:`flatten` reports its path.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.dtensors import part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
+PAIRS = {"dict": "pairs", "counter": "counted pairs"}
+"""Kind of a dict whose keys are not all names or numbers. Its items are tuples: key and value."""
 
 
 class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
@@ -29,7 +31,7 @@ class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
 
 
 class Node(Struct, frozen=True, tag="node", array_like=True):
-    """A container in a layout; ``keys`` are ``None`` for a list or tuple."""
+    """A container in a layout; only a dict that is of no kind in ``PAIRS`` has ``keys``."""
 
     kind: str
     keys: tuple[str | int, ...] | None
@@ -50,17 +52,17 @@ def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
     """Layout and tensors of a nested state dict; of a distributed tensor only the local part.
 
     Raises:
-        StateMismatch: a value is neither tensor, container nor plain; the message has its path.
+        StateMismatch: a value is neither tensor, container nor plain, or a key of a dict is neither
+            plain nor a tuple of such; the message has the path.
     """
     if isinstance(value, Tensor):
         own = part(value)
-        return TensorSpec(tuple(own.shape), str(own.dtype)), [own]
+        return spec_of(own), [own]
     if isinstance(value, PLAIN):
         return _leaf(value), []
     if isinstance(value, Mapping):
         parts = [flatten(v, f"{path}.{k}") for k, v in value.items()]
-        kind = "counter" if isinstance(value, Counter) else "dict"
-        node = Node(kind, tuple(value.keys()), tuple(layout for layout, _ in parts))
+        node = _mapping(value, [layout for layout, _ in parts], path)
     elif isinstance(value, list | tuple):
         parts = [flatten(v, f"{path}[{i}]") for i, v in enumerate(value)]
         kind = "list" if isinstance(value, list) else "tuple"
@@ -71,6 +73,29 @@ def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
             "and plain values can move with a rank: leave it out of state_dict() or convert it"
         )
     return node, [tensor for _, tensors in parts for tensor in tensors]
+
+
+def _mapping(value: Mapping[Any, Any], items: Sequence[Layout], path: str) -> Node:
+    kind = "counter" if isinstance(value, Counter) else "dict"
+    keys = [_key(key, path) for key in value]
+    plain = [key.value for key in keys if isinstance(key, Leaf) and type(key.value) in (str, int)]
+    if len(plain) == len(keys):
+        return Node(kind, tuple(plain), tuple(items))
+    # msgpack would make other keys of these, or none.
+    pairs = zip(keys, items, strict=True)
+    return Node(PAIRS[kind], None, tuple(Node("tuple", None, pair) for pair in pairs))
+
+
+def _key(key: Any, path: str) -> Layout:
+    if isinstance(key, PLAIN):
+        return _leaf(key)
+    if isinstance(key, tuple):
+        return Node("tuple", None, tuple(_key(each, path) for each in key))
+    raise StateMismatch(
+        f"{path or 'state'} has a key that is a {type(key).__name__}, but only strings, numbers, "
+        "other plain values and tuples of these can be keys of what moves with a rank: convert it "
+        "in state_dict() and back in load_state_dict()"
+    )
 
 
 def _leaf(value: Any) -> Layout:
@@ -103,7 +128,14 @@ def unflatten(layout: Layout, tensors: Iterator[Tensor]) -> Any:
         return Counter(found) if layout.kind == "counter" else found
     if layout.kind == "int":
         return int(items[0], 16)
+    if layout.kind in PAIRS.values():
+        return Counter(dict(items)) if layout.kind == PAIRS["counter"] else dict(items)
     return items if layout.kind == "list" else tuple(items)
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """What represents a plain tensor."""
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype))
 
 
 def specs(layout: Layout) -> list[TensorSpec]:
@@ -113,6 +145,28 @@ def specs(layout: Layout) -> list[TensorSpec]:
     if isinstance(layout, Leaf):
         return []
     return [spec for item in layout.items for spec in specs(item)]
+
+
+def named(layout: Layout, path: str) -> Iterator[tuple[str, TensorSpec]]:
+    """The tensors a layout names, in order, each with its path, which begins with ``path``."""
+    if isinstance(layout, TensorSpec):
+        yield path, layout
+    elif isinstance(layout, Node):
+        keys: Iterable[Any] = layout.keys if layout.keys is not None else range(len(layout.items))
+        for key, item in zip(keys, layout.items, strict=True):
+            yield from named(item, f"{path}.{key}")
+
+
+def undivided(value: Any) -> Iterator[Tensor]:
+    """The tensors of :func:`flatten`, in its order, as ``value`` has them: not only the parts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from undivided(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from undivided(item)
 
 
 def dtype_of(spec: TensorSpec) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Where an optimizer keeps the tensors of its state."""
+"""The parameters of an optimizer, and where it keeps the tensors of its state."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from tmd.trainer.state.dtensors import like
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Its parameters in the order of their numbers in ``state_dict``."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def spread(param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state for ``param``, each tensor distributed as ``param`` is."""
+    return {k: like(param, v) if isinstance(v, Tensor) else v for k, v in values.items()}
 
 
 def beside(

@@ -141,9 +141,8 @@ def _of_dtensor(param: Any, size: int) -> Partition:
 def _along(mesh: Any, dims: Sequence[int]) -> Partition:
     ranks: torch.Tensor = mesh.mesh
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for place in torch.cartesian_prod(*(torch.arange(n) for n in ranks.shape)).reshape(
-        -1, ranks.dim()
-    ):
+    along = (torch.arange(n, device="cpu") for n in ranks.shape)
+    for place in torch.cartesian_prod(*along).reshape(-1, ranks.dim()):
         at = tuple(int(i) for i in place)
         key = tuple(i for dim, i in enumerate(at) if dim not in dims)
         groups[key].append(int(ranks[at]))

@@ -6,7 +6,7 @@ takes over without allocation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
@@ -15,19 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmd.torch_private.optimizers import forget_unscaled
 from tmd.trainer.state.divided import is_divided, local, set_values
-from tmd.trainer.state.dtensors import like
+from tmd.trainer.state.late_buffers import LateBuffers
 from tmd.trainer.state.layout import (
     Layout,
     Layouts,
-    Leaf,
     Node,
     TensorSpec,
     dtype_of,
     flatten,
+    named,
     specs,
     unflatten,
 )
-from tmd.trainer.state.optimizer_state import all_beside
+from tmd.trainer.state.optimizer_state import params_of
+from tmd.trainer.state.pending import Pending
 from tmd.trainer.state.unwrapping import expanded, refuse_hidden, unwrapped
 
 LOOSE = "loose parameters"
@@ -72,6 +73,8 @@ class Registry:
         """Optimizers that are divided among ranks; the list object never changes."""
         self.wrappers: list[DistributedDataParallel] = []
         """DDP around the registered modules."""
+        self.late: list[LateBuffers] = []
+        """Buffers of each of :attr:`modules`; the list object never changes."""
         self._wholes: dict[str, Any] = {}
         self.renew(objects)
 
@@ -99,6 +102,9 @@ class Registry:
         _refuse_shared(self.faces)
         if loose := self._loose():
             self._objects[LOOSE] = Loose(loose)
+        self.late[:] = [
+            LateBuffers(name, o) for name, o in self._objects.items() if isinstance(o, nn.Module)
+        ]
 
     def _loose(self) -> list[Tensor]:
         """Parameters of optimizers that belong to no module here."""
@@ -196,51 +202,45 @@ class Registry:
             )
         return ""
 
+    def difference(self, ours: Layouts, theirs: Layouts) -> str:
+        """As :func:`mismatch`, for ``ours`` as they were at the registration; buffers that only one
+        side has made since then are no difference."""
+        if not mismatch(ours, theirs):
+            return ""
+        awaited = {f"{name}.{key}" for name, late in self._late_by_name() for key in late.awaited()}
+        return mismatch(ours, theirs, self.collect()[0], awaited)
+
+    def _late_by_name(self) -> Iterable[tuple[str, LateBuffers]]:
+        names = [name for name, o in self._objects.items() if isinstance(o, nn.Module)]
+        return zip(names, self.late, strict=True)
+
     def place(self, layouts: Layouts) -> tuple[list[Tensor], list[Pending]]:
         """Tensors that receive a state of ``layouts``, and objects to load afterwards.
 
         If the structure here is equal, these are the live tensors and only plain values remain to
-        be set. Otherwise fresh tensors are allocated and loaded with ``load_state_dict``.
+        be set. Otherwise fresh tensors are allocated and loaded with ``load_state_dict``. An object
+        that is neither module nor optimizer is always loaded if it has tensors: those that it
+        returns may be copies.
         """
+        for name, late in self._late_by_name():
+            if name in layouts:
+                late.settle(late.among(layouts[name]))
         targets: list[Tensor] = []
         pending: list[Pending] = []
         for name, layout in layouts.items():
+            value = self._objects[name]
             own, tensors = flatten(self._state_of(name), name)
             same = specs(own) == specs(layout) and _same_shape(own, layout)
             if not same:
-                tensors = [torch.empty(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
-            if own != layout:
-                value, face = self._objects[name], self._wholes.get(name)
-                pending.append(Pending(value, layout, tensors, face, fresh=not same))
+                tensors = [
+                    torch.empty(s.shape, dtype=dtype_of(s), device="cpu") for s in specs(layout)
+                ]
+            in_place = isinstance(value, nn.Module | torch.optim.Optimizer) or not tensors
+            if own != layout or not in_place:
+                face = self._wholes.get(name)
+                pending.append(Pending(name, value, layout, tensors, face, fresh=not same))
             targets.extend(tensors)
         return targets, pending
-
-
-class Pending:
-    """Plain values, or a whole state, to be set once the tensors have arrived."""
-
-    def __init__(
-        self,
-        value: nn.Module | Stateful,
-        layout: Layout,
-        tensors: list[Tensor],
-        face: torch.optim.Optimizer | None,
-        *,
-        fresh: bool,
-    ) -> None:
-        """``face``: the script's object if ``value`` is only a part of it. ``fresh``: the tensors
-        are not those of ``value``, but new ones in host memory."""
-        self._value, self._layout, self._tensors, self._face = value, layout, tensors, face
-        self._fresh = fresh
-
-    def apply(self) -> None:
-        state = unflatten(self._layout, iter(self._tensors))
-        if isinstance(self._value, torch.optim.Optimizer):
-            _load_optimizer(self._value, state, fresh=self._fresh)
-            if self._face is not None:
-                set_values(self._face.param_groups, self._value.param_groups)
-        else:
-            self._value.load_state_dict(state)
 
 
 def _refuse_shared(optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -257,45 +257,29 @@ def _refuse_shared(optimizers: Iterable[torch.optim.Optimizer]) -> None:
                 )
 
 
-def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Its parameters in the order of their numbers in ``state_dict``."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def _load_optimizer(
-    optimizer: torch.optim.Optimizer, state: dict[str, Any], *, fresh: bool
-) -> None:
-    """Like ``load_state_dict`` without copies of tensors that are already in place. ``fresh`` ones
-    are put on the device where the optimizer expects them; it may keep its own elsewhere."""
-    params = params_of(optimizer)
-    set_values(optimizer.param_groups, state["param_groups"])
-    optimizer.state.clear()
-    for index, values in state["state"].items():
-        param = params[index] if isinstance(index, int) else None
-        if param is None:  # belongs to no parameter
-            optimizer.state[index] = values
-        else:
-            own = all_beside(optimizer, param, values, copy=False) if fresh else values
-            optimizer.state[param] = spread(param, own)
-
-
-def spread(param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state for ``param``, each tensor distributed as ``param`` is."""
-    return {k: like(param, v) if isinstance(v, Tensor) else v for k, v in values.items()}
-
-
-def mismatch(ours: Layouts, theirs: Layouts) -> str:
+def mismatch(
+    ours: Layouts, theirs: Layouts, now: Layouts | None = None, awaited: Collection[str] = ()
+) -> str:
     """Why a state with layouts ``theirs`` cannot replace one with ``ours``; empty if it can.
 
-    Modules must agree by name; one side may still lack optimizer state.
+    Modules must agree by name; one side may still lack optimizer state. A tensor may also be as in
+    ``now``, the layouts of a later moment, and one that is ``awaited`` need not be here.
     """
     if missing := sorted(ours.keys() ^ theirs.keys()):
         return f"registered objects differ: {', '.join(missing)}"
     for name in ours:
         if _is_optimizer(ours[name]):
             continue
-        if difference := _difference(_named(ours[name], name), _named(theirs[name], name)):
-            return difference
+        first, there = _named(ours[name], name), _named(theirs[name], name)
+        here = first if now is None else _named(now[name], name)
+        different = [
+            path
+            for path in sorted(here.keys() | there.keys())
+            if there.get(path) not in (here.get(path), first.get(path))
+            and not (path in awaited and path in there)
+        ]
+        if different:
+            return _difference(different, here, there)
     return ""
 
 
@@ -316,12 +300,10 @@ def shapes(layouts: Layouts) -> dict[str, TensorSpec]:
     }
 
 
-def _difference(here: dict[str, TensorSpec], there: dict[str, TensorSpec]) -> str:
-    lines = [
-        f"{name}: {_shown(here.get(name))} here, {_shown(there.get(name))} there"
-        for name in sorted(here.keys() | there.keys())
-        if here.get(name) != there.get(name)
-    ]
+def _difference(
+    names: Iterable[str], here: dict[str, TensorSpec], there: dict[str, TensorSpec]
+) -> str:
+    lines = [f"{n}: {_shown(here.get(n))} here, {_shown(there.get(n))} there" for n in names]
     more = f" (and {len(lines) - 5} more)" if len(lines) > 5 else ""
     return "; ".join(lines[:5]) + more
 
@@ -331,15 +313,7 @@ def _shown(spec: TensorSpec | None) -> str:
 
 
 def _named(layout: Layout, path: str) -> dict[str, TensorSpec]:
-    if isinstance(layout, TensorSpec):
-        return {path: layout}
-    if isinstance(layout, Leaf):
-        return {}
-    keys: Iterable[Any] = layout.keys if layout.keys is not None else range(len(layout.items))
-    found: dict[str, TensorSpec] = {}
-    for key, item in zip(keys, layout.items, strict=True):
-        found.update(_named(item, f"{path}.{key}"))
-    return found
+    return dict(named(layout, path))
 
 
 def _is_optimizer(layout: Layout) -> bool:

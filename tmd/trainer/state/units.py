@@ -23,9 +23,9 @@ from tmd.trainer.state.digests import Digest, covered, raws
 from tmd.trainer.state.divided import set_values
 from tmd.trainer.state.dtensors import like, part
 from tmd.trainer.state.gradients import set_graded
-from tmd.trainer.state.layout import Layout, flatten, specs, unflatten
-from tmd.trainer.state.optimizer_state import all_beside, beside
-from tmd.trainer.state.state import ADDED_GROUP, Registry, params_of, spread
+from tmd.trainer.state.layout import Layout, flatten, spec_of, specs, unflatten
+from tmd.trainer.state.optimizer_state import all_beside, beside, params_of, spread
+from tmd.trainer.state.state import ADDED_GROUP, Registry
 
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 """Parts of a digest."""
@@ -153,7 +153,12 @@ class Units:
         """Zeros of ``size`` on the device where the optimizer of ``param`` keeps such a tensor."""
         if size and size == param.shape:
             return torch.zeros_like(param, dtype=dtype, requires_grad=False)
-        return beside(self._owner.get(id(param)), param, torch.zeros(size, dtype=dtype), copy=True)
+        return beside(
+            self._owner.get(id(param)),
+            param,
+            torch.zeros(size, dtype=dtype, device="cpu"),
+            copy=True,
+        )
 
     def keep(self, number: int, kept: dict[str, Any]) -> None:
         """Replace the optimizer's state for a unit."""
@@ -188,20 +193,37 @@ class Units:
 
     @torch.no_grad()
     def place_rest(self, layout: Layout, values: Sequence[Tensor], *, buffers: bool = True) -> None:
-        """Replace everything that is not a unit, with or without ``buffers``."""
+        """Replace everything that is not a unit, with or without ``buffers``. Of these the ones
+        that only one side has made since the registration are made here, or removed.
+
+        Raises:
+            StateMismatch: buffers or parameter groups differ.
+        """
         found = unflatten(layout, iter(values))
-        for name, buffer in self._buffers() if buffers else ():
-            value = found["buffers"][name]
-            if value.shape != buffer.shape:
-                sizes = f"{list(value.shape)}, but {list(buffer.shape)} here"
-                raise StateMismatch(f"buffer {name} is of size {sizes}")
-            buffer.copy_(value)
+        if buffers:
+            self._place_buffers(found["buffers"])
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)
         for optimizer, own in zip(self.optimizers, found["own"], strict=True):
             optimizer.state.update(own)
         for other, state in zip(self._registry.others, found["others"], strict=True):
             other.load_state_dict(state)
+
+    def _place_buffers(self, values: dict[str, Tensor]) -> None:
+        here = dict(self._buffers())
+        for name in here.keys() & values.keys():
+            value, buffer = values[name], here[name]
+            if value.shape != buffer.shape:
+                sizes = f"{list(value.shape)}, but {list(buffer.shape)} here"
+                raise StateMismatch(f"buffer {name} is of size {sizes}")
+        for number, late in enumerate(self._registry.late):
+            wanted = {}
+            for name, value in values.items():
+                if name.startswith(prefix := f"{number}."):
+                    wanted[name.removeprefix(prefix)] = spec_of(here.get(name, value))
+            late.settle(wanted)
+        for name, buffer in self._buffers():
+            buffer.copy_(values[name])
 
     def values(self, optimizer: int) -> list[dict[str, Any]]:
         """The parameter groups of an optimizer, without their parameters."""

@@ -10,7 +10,6 @@ from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch, par
 from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.roles import Role, Roles, contradiction, part_of, structure_of
-from tmd.trainer.state.state import mismatch
 from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
 
@@ -120,8 +119,7 @@ class Fit:
             if not self.roles.serves(rank):
                 self.learn(offered)
                 return Rebuild(rank)
-        difference = mismatch(self._state.layouts, offered.layouts)
-        if difference:
+        if difference := self._state.difference(offered.layouts):
             return f"the model of this worker differs from the job's: {difference}"
         if difference := part_mismatch(self._state.layouts, offered.layouts):
             return difference

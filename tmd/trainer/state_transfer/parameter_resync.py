@@ -28,7 +28,8 @@ from tmd.fabric import Fabric
 from tmd.torch_private.optimizers import broadcast_parameters, call_first_after_step
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.layout import flatten
-from tmd.trainer.state.state import Registry, params_of
+from tmd.trainer.state.optimizer_state import params_of
+from tmd.trainer.state.state import Registry
 
 READS_NO_PARAMETERS = (LRScheduler, torch.amp.GradScaler)
 """Objects that change after the optimizer without reading parameters."""

@@ -15,7 +15,7 @@ from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.state import Registry, mismatch
+from tmd.trainer.state.state import Registry
 from tmd.trainer.state.units import BUFFERS, Units
 from tmd.trainer.state_transfer.early_digest import EarlyDigest
 from tmd.trainer.state_transfer.parameter_resync import ParameterResync
@@ -61,6 +61,11 @@ class RankState:
         """The whole current state."""
         return self._registry.collect()
 
+    def difference(self, layouts: Layouts) -> str:
+        """Why a state of ``layouts`` cannot replace the one here; empty if it can. Optimizers may
+        differ."""
+        return self._registry.difference(self.layouts, layouts)
+
     def other_groups(self, layouts: Layouts) -> str:
         """How the parameter groups of optimizers differ from those in ``layouts``; empty if they do
         not."""
@@ -96,14 +101,13 @@ class RankState:
         self.resync.watch()
         self.layouts = self.collect()[0]
 
-    @torch.no_grad()
     def give(self, layouts: Layouts, tensors: Sequence[Tensor]) -> None:
         """Restore a state that was copied before the objects were rebuilt.
 
         Raises:
             StateMismatch: the new objects differ, so the state would be lost.
         """
-        if difference := mismatch(self.layouts, layouts) or self.other_groups(layouts):
+        if difference := self.difference(layouts) or self.other_groups(layouts):
             raise StateMismatch(f"this rank was rebuilt with a different state: {difference}")
 
         def fill(targets: Sequence[Tensor]) -> None:
@@ -114,8 +118,13 @@ class RankState:
 
     # --- another state ----------------------------------------------------------------------------
 
+    @torch.no_grad()
     def place(self, layouts: Layouts, fill: Callable[[list[Tensor]], object]) -> None:
-        """Replace the state by one of ``layouts``, whose tensors ``fill`` fills."""
+        """Replace the state by one of ``layouts``, whose tensors ``fill`` fills.
+
+        Raises:
+            StateMismatch: an object does not take the state that it is given.
+        """
         self.early.forget()
         targets, pending = self._registry.place(layouts)
         fill(targets)

@@ -1,0 +1,109 @@
+"""Buffers that a module makes while it trains, often in its first forward pass.
+
+Of two workers of one job only one may have made them yet. A state that is put in place brings those
+that it has, and removes the others, so that the next forward pass does what it did there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.layout import Layout, Node, TensorSpec, dtype_of, spec_of
+
+SAME = "start all workers with the same script"
+"""What to do about buffers that cannot be made alike."""
+
+
+class LateBuffers:
+    """The buffers of ``module``, which has just been registered as ``name``."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self._name, self._module = name, module
+        self._first = {path: held is not None for path, _, _, held in _slots(module)}
+        """All names of buffers at the registration, and whether there was a buffer."""
+
+    def awaited(self) -> set[str]:
+        """Names of buffers that are not yet here."""
+        return {path for path, _, _, held in _slots(self._module) if held is None}
+
+    def among(self, layout: Layout) -> dict[str, TensorSpec]:
+        """The buffers in a layout of the module's parameters and buffers."""
+        assert isinstance(layout, Node)
+        params = {name for name, _ in self._module.named_parameters()}
+        pairs = zip(layout.keys or (), layout.items, strict=True)
+        return {
+            str(name): spec
+            for name, spec in pairs
+            if isinstance(spec, TensorSpec) and name not in params
+        }
+
+    def settle(self, wanted: Mapping[str, TensorSpec]) -> None:
+        """Have exactly the buffers ``wanted``. Those that are here keep their tensors and values if
+        size and type are the same; new ones are zero.
+
+        Raises:
+            StateMismatch: a buffer cannot be made, or was here at the registration.
+        """
+        held = {path: tensor for path, _, _, tensor in _slots(self._module)}
+        self._check(wanted, held)
+        for path, buffer in list(self._module.named_buffers()):
+            if path not in wanted:
+                self._remove(buffer)
+        for path, spec in wanted.items():
+            if (before := held.get(path)) is None or spec_of(part(before)) != spec:
+                self._make(path, spec, before)
+
+    def _check(self, wanted: Collection[str], held: Collection[str]) -> None:
+        """Raises StateMismatch before anything has changed."""
+        for path, _ in self._module.named_buffers():
+            if path not in wanted and self._first.get(path):
+                raise StateMismatch(
+                    f"buffer {self._name}.{path} is here since the registration, and absent there: "
+                    f"{SAME}"
+                )
+        for path in wanted:
+            owner = _owner(self._module, path)
+            if path not in held and (owner is None or hasattr(owner, path.rpartition(".")[2])):
+                raise StateMismatch(
+                    f"buffer {self._name}.{path} is there, and cannot be made here: {SAME}"
+                )
+
+    def _remove(self, buffer: Tensor) -> None:
+        for path, owner, name, held in list(_slots(self._module)):
+            if held is buffer and path in self._first:
+                owner._buffers[name] = None
+            elif held is buffer:
+                # The module asks whether it has such an attribute.
+                delattr(owner, name)
+
+    def _make(self, path: str, spec: TensorSpec, before: Tensor | None) -> None:
+        owner, name = _owner(self._module, path), path.rpartition(".")[2]
+        assert owner is not None
+        same = () if before is None else (before,)
+        beside = chain(same, owner.parameters(), owner.buffers(), self._module.parameters())
+        place = next((tensor.device for tensor in beside), torch.device("cpu"))
+        made = torch.zeros(spec.shape, dtype=dtype_of(spec), device=place)
+        if name in owner._buffers:
+            owner._buffers[name] = made
+        else:
+            owner.register_buffer(name, made)
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+    """All buffers and names of buffers: path, owner, name and the buffer, if it is there."""
+    for prefix, owner in module.named_modules():
+        for name, held in owner._buffers.items():
+            yield f"{prefix}.{name}" if prefix else name, owner, name, held
+
+
+def _owner(module: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return module.get_submodule(path.rpartition(".")[0])
+    except AttributeError:
+        return None
