@@ -245,3 +245,73 @@ def test_looking_for_buffers_takes_no_search_in_every_module() -> None:
     counted(lambda: local.has_buffers)
 
     assert calls[1] < 1.5 * calls[0]
+
+
+# --- large buffers --------------------------------------------------------------------------------
+
+
+class Large(nn.Module):
+    """A buffer of more than 64 KiB, and one that is made in a forward pass."""
+
+    bank: torch.Tensor
+    mask: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(20_000))
+        self.register_buffer("mask", None)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_large_buffer_that_begins_to_change_late_is_put_back(replaces: bool) -> None:
+    """Also in the first step that changes it."""
+    model = Large()
+    local = local_of(model)
+
+    def change() -> None:
+        if replaces:
+            model.bank = model.bank + 1
+        else:
+            model.bank += 1
+
+    for _ in range(5):
+        local.begin()
+        local.look()
+    for step in range(3):
+        local.begin()
+        change()
+        local.undo()
+        assert model.bank[0] == step
+        local.begin()
+        change()
+        local.look()
+
+    assert local.is_live
+
+
+def test_a_large_buffer_that_is_written_without_a_change_is_copied_once() -> None:
+    """DDP broadcasts all buffers in each forward pass. Such a buffer is no state of its rank."""
+    model = Large()
+    local = local_of(model)
+    copies = set()
+    for _ in range(6):
+        local.begin()
+        model.bank.copy_(model.bank.clone())
+        local.look()
+        copies |= {saved.copy.data_ptr() for saved in local._still.values()}
+
+    assert len(copies) == 1
+    assert not local.is_live
+
+
+def test_a_buffer_that_a_broken_step_has_made_is_removed() -> None:
+    """Its values may depend on the batch. One that the script had not named is no name any more."""
+    model = Large()
+    local = local_of(model)
+    local.begin()
+    model.mask = torch.ones(3)
+    model.register_buffer("other", torch.ones(3))
+    local.undo()
+
+    assert model.mask is None
+    assert not hasattr(model, "other")

@@ -78,7 +78,7 @@ class StepCycle:
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
         self._loss = None
-        self._local.begin(trains=trains)
+        self._local.begin(trains=trains, repeats=self.rehearses)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun()
@@ -101,7 +101,9 @@ class StepCycle:
     def end_pass(self) -> None:
         """A pass that is not the last has come to where the vote would be."""
         assert self._pass is not None
+        assert self._local is not None
         self._losses[self._pass] = self._read_loss()
+        self._local.set_aside()
         self._pass, self.outcome = None, VoteOutcome.SHADOW
         self.close()
 
@@ -162,6 +164,8 @@ class StepCycle:
             self._settle()
             self._trace.computed()
             self._computed += self._trains and self._pass is None
+            if self._trains:
+                self._local.at_vote()
             if self._registry is not None:
                 # Some modules have an extra state only after a first forward.
                 registry, self._registry = self._registry, None
@@ -239,6 +243,8 @@ class StepCycle:
         """The step is broken."""
         if self.outcome is None:
             self.hooks.health.settle()
+            assert self._local is not None
+            self._local.set_aside()
         self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
         self._losses = {}
         self.close()

@@ -3,7 +3,8 @@
 A forward may write to buffers (BatchNorm's statistics). A poisoned step must leave no trace in them
 (invariant I8), and they must survive the loss of their rank: before each vote every rank copies
 them to the next two ranks, so that a committed step implies stored copies. Random state is not
-here: it is derived (:mod:`tmd.trainer.state.seeds`).
+here: it is derived (:mod:`tmd.trainer.state.seeds`). Parameters that a step changes are in
+:mod:`tmd.trainer.state.moved_parameters`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import bytes_of, differing, equal
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.gradients import set_graded
+from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
-"""Bytes; smaller buffers are watched in every step, larger ones in the first two."""
+"""Bytes; smaller buffers are copied in every step, larger ones in the first two. From then on a
+larger one is copied again only once a step has changed it."""
+
+UNKNOWN = -1
+"""The version of a tensor that counts none."""
 
 Shift = Callable[[bytes, int], bytes]
 
@@ -42,38 +48,60 @@ class LocalState:
         self.exchanged: bool | None = None
         """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
+        self._moved = MovedParameters(registry)
         self.renew()
 
     def renew(self) -> None:
         """Use the objects registered now; there may be none for a while."""
+        self._moved.renew()
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
-        self._statistics = {name for name, owner in _owners(modules) if keeps_statistics(owner)}
+        self._statistics = {
+            name
+            for name, owner, _, held in _slots(modules)
+            if held is not None and held.numel() and keeps_statistics(owner)
+        }
         self._seen: set[str] = set()
         """Buffers that have changed."""
         self._steps = 0
         self._saved: dict[str, SavedBuffer] = {}
+        self._still: dict[str, SavedBuffer] = {}
+        """Large buffers that no step has changed so far."""
+        self._slots: set[str] = set()
+        """Names of all buffers at the start of the step, with values or without."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
-    def begin(self, *, trains: bool = True) -> None:
-        """Save what a poisoned step would change, at the start of a step."""
+    def begin(self, *, trains: bool = True, repeats: bool = False) -> None:
+        """Save what a poisoned step would change, at the start of a step that ``trains``, and of
+        which is known that it will be repeated (``repeats``)."""
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
-        self.keep()
+        self._keep(trains=trains, repeats=repeats)
         self._steps += trains
 
     def keep(self) -> None:
         """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
+        self._keep(trains=False)
+
+    def _keep(self, *, trains: bool, repeats: bool = False) -> None:
+        self._moved.keep(trains=trains, repeats=repeats)
+        found = self._found()
         self._saved = {
-            name: SavedBuffer(found, part(found.buffer).clone())
-            for name, found in self._found().items()
-            if self._is_watched(name, part(found.buffer))
+            name: saved_buffer(buffer)
+            for name, buffer in found.items()
+            if self._is_watched(name, part(buffer.buffer))
         }
+        self._still = {
+            name: self._still_of(name, buffer)
+            for name, buffer in found.items()
+            if name not in self._saved
+        }
+        self._slots = {name for name, *_ in _slots(self._registry.modules)}
         self._graded = [param.grad is not None for param in self._params]
         self._values = [
             (group, {k: _copied(v) for k, v in group.items() if k != "params"})
@@ -102,7 +130,12 @@ class LocalState:
         """
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
-        for saved in self._saved.values():
+        self._moved.put_back()
+        known = {**self._saved, **self._still}
+        for name, found in self._found().items():
+            if name not in known:
+                found.remove(there=name in self._slots)
+        for saved in known.values():
             saved.put_back()
         set_graded(zip(self._params, self._graded, strict=True))
         for state, before in self._states:
@@ -130,6 +163,14 @@ class LocalState:
     def look(self) -> None:
         """Note which buffers the present step has changed."""
         self._live(self._buffers())
+
+    def at_vote(self) -> None:
+        """Note which parameters a step has changed in which an optimizer runs next."""
+        self._moved.look()
+
+    def set_aside(self) -> None:
+        """A step ends without an update: save what code after its block may change."""
+        self._moved.set_aside()
 
     def carry_over(self, step: int) -> None:
         """Keep copies for the next step: ``step`` was only the end of a ``batches()`` call."""
@@ -178,14 +219,16 @@ class LocalState:
 
     def _found(self) -> dict[str, FoundBuffer]:
         return {
-            f"{number}.{path}.{name}" if path else f"{number}.{name}": FoundBuffer(
-                owner, name, held
-            )
-            for number, module in enumerate(self._registry.modules)
-            for path, owner in module.named_modules()
-            for name, held in owner._buffers.items()
+            name: FoundBuffer(owner, own_name, held)
+            for name, owner, own_name, held in _slots(self._registry.modules)
             if held is not None and part(held).numel()
         }
+
+    def _still_of(self, name: str, found: FoundBuffer) -> SavedBuffer:
+        before = self._still.get(name)
+        if before is not None and (same := before.of(found)) is not None:
+            return same
+        return saved_buffer(found, on_host=True)
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
         small = buffer.numel() * buffer.element_size() <= SMALL
@@ -199,6 +242,13 @@ class LocalState:
         """Buffers that forwards write to."""
         unseen = {name: saved.copy for name, saved in self._saved.items() if name not in self._seen}
         self._seen |= differing(unseen, buffers)
+        found = self._found()
+        for name, saved in self._still.items():
+            same = saved.of(found[name]) if name in found else None
+            if same is None:
+                self._seen.add(name)
+            else:
+                self._still[name] = same
         return sorted((self._seen | self._statistics) & buffers.keys())
 
 
@@ -209,28 +259,62 @@ class FoundBuffer(NamedTuple):
     name: str
     buffer: Tensor
 
+    def remove(self, *, there: bool) -> None:
+        """Remove the values, or the name as well if it was not ``there``."""
+        if there:
+            self.owner._buffers[self.name] = None
+        else:
+            delattr(self.owner, self.name)
+
 
 class SavedBuffer(NamedTuple):
     """A buffer as it was at the start of a step, and a copy of its values."""
 
     found: FoundBuffer
     copy: Tensor
+    version: int
+    """Of the buffer then."""
+
+    def of(self, found: FoundBuffer) -> SavedBuffer | None:
+        """This copy as that of ``found``; ``None`` if that has other values. Compares them only if
+        somebody wrote to it: DDP does so in each step, without a change."""
+        version = _version(found.buffer)
+        untouched = found.buffer is self.found.buffer and version == self.version != UNKNOWN
+        if not untouched and not _same(part(found.buffer), self.copy):
+            return None
+        return SavedBuffer(found, self.copy, version)
 
     def put_back(self) -> None:
         """Also if the step has removed the buffer, or put another tensor in its place."""
         owner, name, buffer = self.found
         owner._buffers[name] = buffer
         own = part(buffer)
-        if not torch.equal(own, self.copy):  # an expanded one, for instance, cannot be written
+        if not _same(own, self.copy):  # an expanded one, for instance, cannot be written
             own.data.copy_(self.copy)
 
 
-def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def saved_buffer(found: FoundBuffer, *, on_host: bool = False) -> SavedBuffer:
+    """``found`` and a copy of it, on its device or in host memory."""
+    own = part(found.buffer)
+    copied = own.cpu() if on_host and own.device.type != "cpu" else own.clone()
+    return SavedBuffer(found, copied, _version(found.buffer))
+
+
+def _version(buffer: Tensor) -> int:
+    # A tensor of inference mode has none.
+    return UNKNOWN if buffer.is_inference() else buffer._version
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other.to(one.device))
+
+
+def _slots(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+    """Each buffer: its name, the module that has it, its name there, and its values."""
     for number, module in enumerate(modules):
-        for path, layer in module.named_modules():
-            for name, buffer in layer.named_buffers(recurse=False):
-                if buffer.numel():
-                    yield f"{number}.{path}.{name}" if path else f"{number}.{name}", layer
+        for path, owner in module.named_modules():
+            for name, held in owner._buffers.items():
+                yield f"{number}.{path}.{name}" if path else f"{number}.{name}", owner, name, held
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -1,0 +1,215 @@
+"""A broken step leaves no trace in parameters that a script changes besides their optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.moved_parameters import MovedParameters
+from tmd.trainer.state.state import Registry
+
+Change = Callable[[torch.Tensor], object]
+
+
+def in_place(param: torch.Tensor) -> None:
+    with torch.no_grad():
+        param.mul_(0.5)
+
+
+def behind_autograd(param: torch.Tensor) -> None:
+    """Old code writes so: it counts as no new version."""
+    param.data.mul_(0.5)
+
+
+def replaced(param: torch.Tensor) -> None:
+    """As MoCo's own script does."""
+    param.data = param.data * 0.5
+
+
+CHANGES = pytest.mark.parametrize("change", [in_place, behind_autograd, replaced])
+
+
+class Job:
+    """A model, another one that no optimizer owns, and what a step does to them."""
+
+    def __init__(self) -> None:
+        self.model, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        registry = Registry({"model": self.model, "other": self.other, "optimizer": self.optimizer})
+        self.local = LocalState(registry)
+        self.before: list[torch.Tensor] = []
+
+    def begin(self, *, repeats: bool = False) -> None:
+        """A step, before anything is computed in it."""
+        self.before = self.values
+        self.local.begin(repeats=repeats)
+
+    def commit(self, after: Callable[[], object] = lambda: None) -> None:
+        """It is committed, and ``after`` runs behind its block."""
+        self.model(torch.ones(1, 3)).sum().backward()
+        self.local.at_vote()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        after()
+
+    def breaks(self, after: Callable[[], object] = lambda: None) -> None:
+        """It breaks, ``after`` runs all the same, and the step is undone."""
+        self.local.set_aside()
+        after()
+        self.local.undo()
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for p in (*self.model.parameters(), *self.other.parameters())]
+
+    @property
+    def undone(self) -> bool:
+        return all(map(torch.equal, self.values, self.before))
+
+
+@CHANGES
+def test_what_changes_before_the_vote_is_put_back(change: Change) -> None:
+    """A momentum encoder: it has changed in a step before."""
+    job = Job()
+    for _ in range(6):
+        job.begin()
+        change(job.other.weight)
+        job.commit()
+    job.begin()
+    change(job.other.weight)
+    assert not job.undone
+    job.breaks()
+
+    assert job.undone
+
+
+def test_weights_that_are_perturbed_before_their_optimizer_are_put_back() -> None:
+    """SAM: the step breaks at the perturbed point."""
+    job = Job()
+    for _ in range(6):
+        job.begin()
+        in_place(job.model.weight)
+        with torch.no_grad():
+            job.model.weight.mul_(2.0)
+        job.commit()
+    job.begin()
+    in_place(job.model.weight)
+    job.breaks()
+
+    assert job.undone
+
+
+@CHANGES
+def test_what_code_after_the_block_changes_is_put_back(change: Change) -> None:
+    """An averaged model, updated after each step."""
+    job = Job()
+    for _ in range(6):
+        job.begin()
+        job.commit(lambda: change(job.other.weight))
+    job.begin()
+    job.breaks(lambda: change(job.other.weight))
+
+    assert job.undone
+
+
+def test_an_averaged_model_of_torch_is_put_back() -> None:
+    model = nn.Linear(3, 2)
+    average = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    local = LocalState(Registry({"model": model, "average": average, "optimizer": optimizer}))
+    for broken in (False, False, True):
+        before = [p.detach().clone() for p in average.parameters()]
+        count = average.n_averaged.clone()
+        local.begin()
+        if broken:
+            local.set_aside()
+        else:
+            model(torch.ones(1, 3)).sum().backward()
+            local.at_vote()
+            optimizer.step()
+        average.update_parameters(model)
+    local.undo()
+
+    assert all(map(torch.equal, average.parameters(), before))
+    assert torch.equal(average.n_averaged, count)
+
+
+@pytest.mark.parametrize("step", ["first", "repeated"])
+def test_the_first_step_is_put_back_whatever_it_changes(step: str) -> None:
+    """And so is the one after a checkpoint, which is always run twice."""
+    job = Job()
+    for _ in range(0 if step == "first" else 5):
+        job.begin()
+        job.commit()
+    job.begin(repeats=step == "repeated")
+    in_place(job.other.weight)
+    in_place(job.model.weight)
+    job.breaks(lambda: in_place(job.other.bias))
+
+    assert job.undone
+
+
+def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_numbers() -> None:
+    """It is the first of its kind, and the step breaks."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+    job.begin()
+    in_place(job.other.weight)
+    job.local.set_aside()
+
+    with pytest.raises(
+        StateMismatch, match=r"other\.weight changed in it before its optimizer ran"
+    ):
+        job.local.undo()
+
+
+def test_nothing_is_copied_of_parameters_that_stand_still() -> None:
+    """From the second step on, of a frozen model as well. The optimizer's own update is no such
+    change, nor is an evaluation with other weights."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+        job.local.begin(trains=False)
+        in_place(job.model.weight)
+    job.begin()
+    job.local.set_aside()
+
+    assert job.local._moved._copies == {}
+
+
+def test_a_large_frozen_model_is_not_copied_in_the_first_step() -> None:
+    """There may be no memory for it. What an optimizer owns comes first."""
+    model, frozen = nn.Linear(3, 2), nn.Linear(100, 100)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    registry = Registry({"frozen": frozen, "model": model, "optimizer": optimizer})
+    moved = MovedParameters(registry, first_bytes=0)
+    before = model.weight.detach().clone()
+    moved.keep(trains=True)
+    in_place(model.weight)
+    moved.set_aside()
+    moved.put_back()
+
+    assert torch.equal(model.weight, before)
+    assert sum(copied.nbytes for copied in moved._copies.values()) < frozen.weight.nbytes
+
+
+def test_that_copies_are_made_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = Job()
+    with caplog.at_level(logging.WARNING, "tmd.trainer"):
+        for _ in range(4):
+            job.begin()
+            in_place(job.other.weight)
+            job.commit()
+
+    (said,) = caplog.messages
+    assert said.startswith("1 parameters change in a step before its optimizer runs (other.weight")

@@ -1,0 +1,190 @@
+"""Parameters that a script changes besides the update of their optimizer, and their values before.
+
+Before the vote of a step: a momentum encoder in a forward pass, or a perturbed point between two
+backward passes (SAM). After it: an averaged model, whose parameters no optimizer owns. A broken
+step must leave no trace in them either. Copies of all parameters would double the memory of a
+model, so only those are copied that have been seen to move. A parameter counts as moved once its
+version, its memory or, in the first steps, one of some elements differs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.state import Registry
+
+SAMPLED_STEPS = 3
+"""Steps in which elements are compared: writing to ``param.data`` changes no version."""
+ELEMENTS = 8
+FIRST_BYTES, FIRST_SHARE = 1 << 30, 3
+"""Host memory for copies in the first step, in which nothing has been seen yet: this many bytes,
+and this many times those of the parameters that an optimizer owns."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Mark(NamedTuple):
+    """What differs once a parameter has been written to."""
+
+    version: int
+    memory: int
+    elements: bytes
+    """Some of them; empty if they were not looked at."""
+
+    def differs(self, other: Mark) -> bool:
+        looked = bool(self.elements and other.elements)
+        return self[:2] != other[:2] or (looked and self.elements != other.elements)
+
+
+class WatchedParameter(NamedTuple):
+    """A parameter of a registered module."""
+
+    name: str
+    param: nn.Parameter
+    loose: bool
+    """Whether no optimizer owns it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of this rank's part."""
+        return part(self.param).nbytes
+
+
+class MovedParameters:
+    """Watches the parameters of the registered modules from step to step. Main thread."""
+
+    def __init__(self, registry: Registry, first_bytes: int = FIRST_BYTES) -> None:
+        """``first_bytes``: see :data:`FIRST_BYTES`."""
+        self._registry, self._first_bytes = registry, first_bytes
+        self.renew()
+
+    def renew(self) -> None:
+        """Use the objects registered now."""
+        self._all = list(_watched(self._registry))
+        self._before_vote: set[int] = set()
+        """Numbers of parameters that have moved between the beginning of a step and its vote."""
+        self._after_vote: set[int] = set()
+        """Numbers of loose ones that have moved between a vote and the next step."""
+        self._steps = 0
+        self._kept: list[Mark] = []
+        self._voted: list[Mark] | None = None
+        self._copies: dict[int, Tensor] = {}
+        self._lost = ""
+        """Name of a parameter that has moved in a broken step and has no copy."""
+
+    def keep(self, *, trains: bool, repeats: bool = False) -> None:
+        """A step begins: copy what may move in it.
+
+        Args:
+            trains: whether an optimizer runs in it. An evaluation may exchange all weights for a
+                while, from which nothing follows.
+            repeats: whether it will be repeated.
+        """
+        marks = self._marks()
+        if self._voted is not None:
+            moved = _moved(self._voted, marks)
+            self._after_vote |= {number for number in moved if self._all[number].loose}
+        self._kept, self._voted, self._lost = marks, None, ""
+        self._copies = self._to_host() if trains and (repeats or self._steps == 0) else {}
+        for number in self._before_vote - self._copies.keys():
+            self._copies[number] = part(self._all[number].param).clone()
+        self._steps += trains
+
+    def look(self) -> None:
+        """A step in which an optimizer runs has come to its vote."""
+        self._voted = self._marks()
+        moved = _moved(self._kept, self._voted) - self._before_vote
+        if moved:
+            self._before_vote |= moved
+            size = sum(self._all[number].size for number in moved) / 1e6
+            log.warning(
+                "%d parameters change in a step before its optimizer runs (%s is the first): each "
+                "step copies them from now on, %.1f MB, so that it can be repeated after a loss",
+                len(moved),
+                self._all[min(moved)].name,
+                size,
+            )
+
+    def set_aside(self) -> None:
+        """The step ends without an update: copy what the code after its block may change."""
+        moved = _moved(self._kept, self._marks()) - self._copies.keys()
+        if moved:
+            self._lost = self._all[min(moved)].name
+        for number in self._after_vote - self._copies.keys() - moved:
+            self._copies[number] = part(self._all[number].param).clone()
+        self._voted = None
+
+    def put_back(self) -> None:
+        """Restore the values from the beginning of the step.
+
+        Raises:
+            StateMismatch: a parameter has changed of which there is no copy.
+        """
+        if self._lost:
+            name, self._lost = self._lost, ""
+            raise StateMismatch(
+                f"the step cannot be repeated: {name} changed in it before its optimizer ran, as "
+                "in no step before, so that there is no copy of its values; this worker ends, "
+                "since it could only go on with other numbers"
+            )
+        for number, saved in self._copies.items():
+            own = part(self._all[number].param)
+            before = saved.to(own.device)
+            if not torch.equal(own, before):
+                own.data.copy_(before)
+
+    def _marks(self) -> list[Mark]:
+        sampled = self._steps <= SAMPLED_STEPS
+        return [_mark(watched.param, sampled=sampled) for watched in self._all]
+
+    def _to_host(self) -> dict[int, Tensor]:
+        """Copies of all, those that an optimizer owns first, as far as there is memory for it."""
+        owned = sum(watched.size for watched in self._all if not watched.loose)
+        left = self._first_bytes + FIRST_SHARE * owned
+        copies = {}
+        for number in sorted(range(len(self._all)), key=lambda number: self._all[number].loose):
+            left -= self._all[number].size
+            if left < 0:
+                break
+            copies[number] = _host_copy(part(self._all[number].param))
+        return copies
+
+
+def _watched(registry: Registry) -> Iterator[WatchedParameter]:
+    optimizers = (*registry.optimizers, *registry.divided)
+    owned = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    seen: set[int] = set()
+    for name, value in registry.named.items():
+        if not isinstance(value, nn.Module):
+            continue
+        for path, param in value.named_parameters():
+            if id(param) not in seen:
+                seen.add(id(param))
+                yield WatchedParameter(f"{name}.{path}", param, id(param) not in owned)
+
+
+def _moved(before: list[Mark], now: list[Mark]) -> set[int]:
+    pairs = enumerate(zip(before, now, strict=True))
+    return {number for number, (old, new) in pairs if old.differs(new)}
+
+
+def _mark(param: nn.Parameter, *, sampled: bool) -> Mark:
+    own = part(param)
+    # A tensor of inference mode has no version.
+    version = -1 if param.is_inference() else param._version
+    memory = 0 if own.is_meta else own.data_ptr()
+    if not sampled or own.is_meta or own.numel() == 0:
+        return Mark(version, memory, b"")
+    some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
+    return Mark(version, memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def _host_copy(own: Tensor) -> Tensor:
+    return own.clone() if own.device.type == "cpu" else own.cpu()
