@@ -227,6 +227,7 @@ def test_the_parts_of_missed_checkpoints_are_removed(tmp_path: Path, reports: Re
     for step in (10, 20, 30):
         due(of, step)
         wait_for((tmp_path / f"step-{step:08}.partial" / "part-0").exists)
+        wait_for(lambda: of._attempt.waits)
         seen.append(sorted(place.name for place in tmp_path.iterdir()))
     of.close()
 
