@@ -171,16 +171,19 @@ def _watched(registry: Registry) -> Iterator[WatchedParameter]:
 
 
 def _moved(before: list[Mark], now: list[Mark]) -> set[int]:
+    if before == now:  # as in nearly every step
+        return set()
     pairs = enumerate(zip(before, now, strict=True))
     return {number for number, (old, new) in pairs if old.differs(new)}
 
 
 def _mark(param: nn.Parameter, *, sampled: bool) -> Mark:
-    own = part(param)
+    # In nearly every step of a job: few calls of torch.
+    own = part(param) if sampled or hasattr(param, "to_local") else param
     # A tensor of inference mode has no version.
     version = -1 if param.is_inference() else param._version
-    memory = 0 if own.is_meta else own.data_ptr()
-    if not sampled or own.is_meta or own.numel() == 0:
+    memory = own.data_ptr()
+    if not sampled or not memory:
         return Mark(version, memory, b"")
     some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
     return Mark(version, memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
