@@ -33,7 +33,7 @@ def test_a_worker_of_an_earlier_run_with_another_size_does_not_get_in_the_way() 
     """A launcher of it still runs. Whatever number of ranks it had: the job that is whole is
     formed, and otherwise an operator reads why not."""
     scene = starting(3, "h0", "h1")
-    for stray in (1, 3, 9):
+    for stray in (3, 9):
         for host in ("h0", "h1"):
             scene.says(host, Activity.STARTING, world_size=2)
         scene.says("h2", Activity.STARTING, world_size=stray)
@@ -82,3 +82,14 @@ def test_a_worker_without_an_address_or_of_another_job_is_not_counted() -> None:
 
     assert form(scene.view, "job") is None
     assert form(other.view, "job") is None
+
+
+def test_of_two_runs_that_are_complete_none_is_formed() -> None:
+    """Nobody can say which one is meant."""
+    scene = starting(3, "h0", "h1")
+    for host in ("h0", "h1"):
+        scene.says(host, Activity.STARTING, world_size=2)
+    scene.says("h2", Activity.STARTING, world_size=1)
+
+    assert form(scene.view, "job") is None
+    assert "worlds of 1 ranks (as on h2); 2 ranks (as on h0)" in unformed(scene.view, "job")

@@ -148,11 +148,22 @@ def test_a_roll_back_to_another_model_is_refused_before_anything_changes() -> No
     assert torch.equal(model.get_buffer("extra"), torch.ones(2))
 
 
-def test_a_buffer_of_a_part_that_is_not_here_is_refused() -> None:
-    source = nn.ModuleDict({"main": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3, affine=False)})
-    joiner = nn.ModuleDict({"main": nn.Linear(3, 3)})
+def test_the_buffers_of_a_part_that_is_made_later_are_left_to_it() -> None:
+    """A forward pass makes the part. It brings its own buffers, here as there."""
+    whole = nn.ModuleDict({"main": nn.Linear(3, 3), "norm": nn.BatchNorm1d(3, affine=False)})
+    bare = nn.ModuleDict({"main": nn.Linear(3, 3)})
+    source, joiner = Worker(whole), Worker(bare)
+    joiner.context.units.place_rest(*source.context.units.rest())
 
-    with pytest.raises(
-        StateMismatch, match=r"buffer model\.norm\.\w+ is there, and cannot be made"
-    ):
-        Worker(joiner).context.units.place_rest(*Worker(source).context.units.rest())
+    assert [name for name, _ in bare.named_buffers()] == []
+
+
+def test_a_part_that_was_made_later_keeps_its_buffers() -> None:
+    """The state is from before it was made: without them its forward pass would fail."""
+    source = Worker(nn.ModuleDict({"main": nn.Linear(3, 3)}))
+    model = nn.ModuleDict({"main": nn.Linear(3, 3)})
+    joiner = Worker(model)
+    model["norm"] = nn.BatchNorm1d(3, affine=False)
+    joiner.context.units.place_rest(*source.context.units.rest())
+
+    assert sorted(model["norm"]._buffers) == ["num_batches_tracked", "running_mean", "running_var"]

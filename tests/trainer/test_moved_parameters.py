@@ -213,3 +213,33 @@ def test_that_copies_are_made_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 
     (said,) = caplog.messages
     assert said.startswith("1 parameters change in a step before its optimizer runs (other.weight")
+
+
+def test_a_broken_evaluation_with_other_weights_is_no_loss() -> None:
+    """It puts the weights back itself, and nobody can tell from their versions."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+    before = job.values
+    job.local.begin(trains=False)
+    in_place(job.model.weight)
+    with torch.no_grad():
+        job.model.weight.mul_(2.0)
+    job.local.undo()
+
+    assert all(map(torch.equal, job.values, before))
+
+
+def test_a_state_that_was_put_in_place_is_no_change_by_the_script() -> None:
+    """Otherwise each broken step would copy all of a frozen model."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+    in_place(job.other.weight)
+    job.local.placed()
+    job.begin()
+    job.local.set_aside()
+
+    assert job.local._moved._copies == {}

@@ -71,11 +71,15 @@ def unformed(view: ClusterView, job: str) -> str:
 
 
 def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
-    """Workers that may get a rank of a new run, by host: those of the world of which there are the
-    most workers, since a launcher of an earlier run with the same name may still be there."""
+    """Workers that may get a rank of a new run, by host: those of the only world that is complete,
+    since a launcher of an earlier run with the same name may still be there. None if several are.
+    """
     found = _starting(view, job)
     sizes = Counter(w.world_size for _, w in found)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    whole = [size for size, number in sizes.items() if number >= size]
+    if len(whole) > 1:
+        return []
+    size = whole[0] if whole else max(sizes, key=lambda size: (sizes[size], size), default=0)
     return [(host, w) for host, w in found if w.world_size == size]
 
 

@@ -157,14 +157,17 @@ class StepCycle:
             )
         self.decide()
 
-    def decide(self) -> None:
-        """Vote, unless this step has voted. Raises Interrupted."""
+    def decide(self, *, skipped: bool = False) -> None:
+        """Vote, unless this step has voted. Raises Interrupted.
+
+        ``skipped``: the step is at its end, since a scaler has skipped the optimizer.
+        """
         if self.outcome is None:
             assert self._local is not None
             self._settle()
             self._trace.computed()
             self._computed += self._trains and self._pass is None
-            if self._trains:
+            if self._trains and not skipped:
                 self._local.at_vote()
             if self._registry is not None:
                 # Some modules have an extra state only after a first forward.
@@ -200,7 +203,7 @@ class StepCycle:
                     "no registered optimizer was called in session.step(); to accumulate gradients "
                     "use session.batches(loader, accumulate=k) and call it once in the step"
                 )
-            self.decide()
+            self.decide(skipped=True)
         assert self.feed is not None
         assert self._local is not None
         self.close()
@@ -243,8 +246,9 @@ class StepCycle:
         """The step is broken."""
         if self.outcome is None:
             self.hooks.health.settle()
-            assert self._local is not None
-            self._local.set_aside()
+            if self._trains:  # an evaluation may exchange all weights, and puts them back itself
+                assert self._local is not None
+                self._local.set_aside()
         self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
         self._losses = {}
         self.close()

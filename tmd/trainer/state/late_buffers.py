@@ -27,6 +27,8 @@ class LateBuffers:
         self._name, self._module = name, module
         self._first = {path: held is not None for path, _, _, held in _slots(module)}
         """All names of buffers at the registration, and whether there was a buffer."""
+        self._owners = {path for path, _ in module.named_modules()}
+        """Submodules at the registration. One that a forward pass makes brings its own buffers."""
 
     def awaited(self) -> set[str]:
         """Names of buffers that are not yet here."""
@@ -53,9 +55,11 @@ class LateBuffers:
         held = {path: tensor for path, _, _, tensor in _slots(self._module)}
         self._check(wanted, held)
         for path, buffer in list(self._module.named_buffers()):
-            if path not in wanted:
+            if path not in wanted and path.rpartition(".")[0] in self._owners:
                 self._remove(buffer)
         for path, spec in wanted.items():
+            if _owner(self._module, path) is None:
+                continue  # a submodule that the next forward pass makes, with its buffers
             if (before := held.get(path)) is None or spec_of(part(before)) != spec:
                 self._make(path, spec, before)
 
@@ -69,7 +73,7 @@ class LateBuffers:
                 )
         for path in wanted:
             owner = _owner(self._module, path)
-            if path not in held and (owner is None or hasattr(owner, path.rpartition(".")[2])):
+            if path not in held and hasattr(owner, path.rpartition(".")[2]):
                 raise StateMismatch(
                     f"buffer {self._name}.{path} is there, and cannot be made here: {SAME}"
                 )
@@ -92,7 +96,8 @@ class LateBuffers:
         if name in owner._buffers:
             owner._buffers[name] = made
         else:
-            owner.register_buffer(name, made)
+            # Whether it is in a state dict is not known, and the forward pass does not ask.
+            owner.register_buffer(name, made, persistent=False)
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:

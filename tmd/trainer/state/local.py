@@ -28,10 +28,11 @@ from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
 """Bytes; smaller buffers are copied in every step, larger ones in the first two. From then on a
-larger one is copied again only once a step has changed it."""
-
-UNKNOWN = -1
-"""The version of a tensor that counts none."""
+larger one is copied and compared again in the :data:`PROBES` steps after one that has written to
+it, and in all steps once one has changed it."""
+PROBES = 2
+PROBE_EVERY = 50
+"""Steps after which a buffer that is written to without a change is compared again."""
 
 Shift = Callable[[bytes, int], bytes]
 
@@ -65,10 +66,12 @@ class LocalState:
         """Buffers that have changed."""
         self._steps = 0
         self._saved: dict[str, SavedBuffer] = {}
-        self._still: dict[str, SavedBuffer] = {}
-        """Large buffers that no step has changed so far."""
-        self._slots: set[str] = set()
-        """Names of all buffers at the start of the step, with values or without."""
+        self._marks: dict[str, Mark] = {}
+        """Of large buffers that are not copied: what differs once somebody has written to them."""
+        self._probed: dict[str, int] = {}
+        """Of those that somebody has written to: in how many steps they are still compared."""
+        self._unchanged: set[str] = set()
+        """Those that had the same values afterwards: DDP writes so in each step."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -84,24 +87,31 @@ class LocalState:
         self._keep(trains=trains, repeats=repeats)
         self._steps += trains
 
+    def _count_probes(self) -> None:
+        for name, left in list(self._probed.items()):
+            if left and name not in self._seen:
+                self._probed[name] = left - 1
+            else:
+                del self._probed[name]
+                self._unchanged.add(name)
+
     def keep(self) -> None:
         """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
         self._keep(trains=False)
 
     def _keep(self, *, trains: bool, repeats: bool = False) -> None:
         self._moved.keep(trains=trains, repeats=repeats)
+        if trains:
+            self._count_probes()
         found = self._found()
         self._saved = {
-            name: saved_buffer(buffer)
+            name: SavedBuffer(buffer, part(buffer.buffer).clone())
             for name, buffer in found.items()
             if self._is_watched(name, part(buffer.buffer))
         }
-        self._still = {
-            name: self._still_of(name, buffer)
-            for name, buffer in found.items()
-            if name not in self._saved
+        self._marks = {
+            name: _mark(buffer.buffer) for name, buffer in found.items() if name not in self._saved
         }
-        self._slots = {name for name, *_ in _slots(self._registry.modules)}
         self._graded = [param.grad is not None for param in self._params]
         self._values = [
             (group, {k: _copied(v) for k, v in group.items() if k != "params"})
@@ -131,11 +141,7 @@ class LocalState:
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
         self._moved.put_back()
-        known = {**self._saved, **self._still}
-        for name, found in self._found().items():
-            if name not in known:
-                found.remove(there=name in self._slots)
-        for saved in known.values():
+        for saved in self._saved.values():
             saved.put_back()
         set_graded(zip(self._params, self._graded, strict=True))
         for state, before in self._states:
@@ -165,12 +171,22 @@ class LocalState:
         self._live(self._buffers())
 
     def at_vote(self) -> None:
-        """Note which parameters a step has changed in which an optimizer runs next."""
+        """Note what a step has changed in which an optimizer runs next."""
         self._moved.look()
+        found = self._found()
+        for name, mark in self._marks.items():
+            written = name not in found or _mark(found[name].buffer) != mark
+            if written and (name not in self._unchanged or self._steps % PROBE_EVERY == 0):
+                self._probed[name] = PROBES
 
     def set_aside(self) -> None:
-        """A step ends without an update: save what code after its block may change."""
+        """A step in which an optimizer should have run ends without one: save what code after its
+        block may change."""
         self._moved.set_aside()
+
+    def placed(self) -> None:
+        """Another state was put in place: what has changed is no work of the script."""
+        self._moved.placed()
 
     def carry_over(self, step: int) -> None:
         """Keep copies for the next step: ``step`` was only the end of a ``batches()`` call."""
@@ -224,15 +240,10 @@ class LocalState:
             if held is not None and part(held).numel()
         }
 
-    def _still_of(self, name: str, found: FoundBuffer) -> SavedBuffer:
-        before = self._still.get(name)
-        if before is not None and (same := before.of(found)) is not None:
-            return same
-        return saved_buffer(found, on_host=True)
-
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
         small = buffer.numel() * buffer.element_size() <= SMALL
-        return small or self._steps < 2 or name in self._seen or name in self._statistics
+        known = name in self._seen or name in self._statistics or name in self._probed
+        return small or self._steps < 2 or known
 
     def _packed(self, buffers: dict[str, Tensor]) -> bytes:
         """A copy of those of ``buffers`` that forwards write to."""
@@ -242,13 +253,6 @@ class LocalState:
         """Buffers that forwards write to."""
         unseen = {name: saved.copy for name, saved in self._saved.items() if name not in self._seen}
         self._seen |= differing(unseen, buffers)
-        found = self._found()
-        for name, saved in self._still.items():
-            same = saved.of(found[name]) if name in found else None
-            if same is None:
-                self._seen.add(name)
-            else:
-                self._still[name] = same
         return sorted((self._seen | self._statistics) & buffers.keys())
 
 
@@ -259,54 +263,29 @@ class FoundBuffer(NamedTuple):
     name: str
     buffer: Tensor
 
-    def remove(self, *, there: bool) -> None:
-        """Remove the values, or the name as well if it was not ``there``."""
-        if there:
-            self.owner._buffers[self.name] = None
-        else:
-            delattr(self.owner, self.name)
-
 
 class SavedBuffer(NamedTuple):
     """A buffer as it was at the start of a step, and a copy of its values."""
 
     found: FoundBuffer
     copy: Tensor
-    version: int
-    """Of the buffer then."""
-
-    def of(self, found: FoundBuffer) -> SavedBuffer | None:
-        """This copy as that of ``found``; ``None`` if that has other values. Compares them only if
-        somebody wrote to it: DDP does so in each step, without a change."""
-        version = _version(found.buffer)
-        untouched = found.buffer is self.found.buffer and version == self.version != UNKNOWN
-        if not untouched and not _same(part(found.buffer), self.copy):
-            return None
-        return SavedBuffer(found, self.copy, version)
 
     def put_back(self) -> None:
         """Also if the step has removed the buffer, or put another tensor in its place."""
         owner, name, buffer = self.found
         owner._buffers[name] = buffer
         own = part(buffer)
-        if not _same(own, self.copy):  # an expanded one, for instance, cannot be written
+        if not torch.equal(own, self.copy):  # an expanded one, for instance, cannot be written
             own.data.copy_(self.copy)
 
 
-def saved_buffer(found: FoundBuffer, *, on_host: bool = False) -> SavedBuffer:
-    """``found`` and a copy of it, on its device or in host memory."""
-    own = part(found.buffer)
-    copied = own.cpu() if on_host and own.device.type != "cpu" else own.clone()
-    return SavedBuffer(found, copied, _version(found.buffer))
+Mark = tuple[int, int]
 
 
-def _version(buffer: Tensor) -> int:
-    # A tensor of inference mode has none.
-    return UNKNOWN if buffer.is_inference() else buffer._version
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other.to(one.device))
+def _mark(buffer: Tensor) -> Mark:
+    """What differs once somebody has written to ``buffer`` or put another one in its place."""
+    # A tensor of inference mode has no version.
+    return id(buffer), -1 if buffer.is_inference() else buffer._version
 
 
 def _slots(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:

@@ -115,10 +115,15 @@ class MovedParameters:
     def set_aside(self) -> None:
         """The step ends without an update: copy what the code after its block may change."""
         moved = _moved(self._kept, self._marks()) - self._copies.keys()
-        if moved:
-            self._lost = self._all[min(moved)].name
+        # An optimizer that a scaler has skipped votes last: code for after the vote ran before it.
+        if moved - self._after_vote:
+            self._lost = self._all[min(moved - self._after_vote)].name
         for number in self._after_vote - self._copies.keys() - moved:
-            self._copies[number] = part(self._all[number].param).clone()
+            self._copies[number] = _host_copy(part(self._all[number].param))
+        self._voted = None
+
+    def placed(self) -> None:
+        """Another state was put in place since the last vote."""
         self._voted = None
 
     def put_back(self) -> None:
@@ -149,11 +154,11 @@ class MovedParameters:
         owned = sum(watched.size for watched in self._all if not watched.loose)
         left = self._first_bytes + FIRST_SHARE * owned
         copies = {}
-        for number in sorted(range(len(self._all)), key=lambda number: self._all[number].loose):
-            left -= self._all[number].size
-            if left < 0:
-                break
-            copies[number] = _host_copy(part(self._all[number].param))
+        order = sorted(enumerate(self._all), key=lambda one: (one[1].loose, one[1].size))
+        for number, watched in order:
+            if watched.size <= left:
+                left -= watched.size
+                copies[number] = _host_copy(part(watched.param))
         return copies
 
 
@@ -178,12 +183,10 @@ def _moved(before: list[Mark], now: list[Mark]) -> set[int]:
 
 
 def _mark(param: nn.Parameter, *, sampled: bool) -> Mark:
-    # In nearly every step of a job: few calls of torch.
-    own = part(param) if sampled or hasattr(param, "to_local") else param
-    # A tensor of inference mode has no version.
+    # In nearly every step of a job: few calls of torch. A tensor of inference mode has no version.
     version = -1 if param.is_inference() else param._version
-    memory = own.data_ptr()
-    if not sampled or not memory:
+    memory = 0 if hasattr(param, "to_local") else param.data_ptr()
+    if not sampled or (own := part(param)).is_meta or not own.numel():
         return Mark(version, memory, b"")
     some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
     return Mark(version, memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -223,7 +223,8 @@ class Units:
                     wanted[name.removeprefix(prefix)] = spec_of(here.get(name, value))
             late.settle(wanted)
         for name, buffer in self._buffers():
-            buffer.copy_(values[name])
+            if name in values:  # else it belongs to a part that was made after the registration
+                buffer.copy_(values[name])
 
     def values(self, optimizer: int) -> list[dict[str, Any]]:
         """The parameter groups of an optimizer, without their parameters."""

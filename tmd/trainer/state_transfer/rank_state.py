@@ -130,6 +130,7 @@ class RankState:
         fill(targets)
         for late in pending:
             late.apply()
+        self.local.placed()
 
     @property
     def graded(self) -> tuple[int, ...]:
@@ -163,6 +164,7 @@ class RankState:
         self._units.grade(boundary.graded)
         self.resync.restored()
         self.local.forget()
+        self.local.placed()
         self.seek(boundary.position)
 
     def seek(self, position: Position) -> None:
