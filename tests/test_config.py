@@ -8,12 +8,13 @@ import socket
 import pytest
 from msgspec import structs
 
-from tmd.config import SOCKET, Settings, find_file, load, runtime_dir_of_user
+from tmd.config import DEEPEST, Settings, find_file, load
 from tmd.core.alerts.findings import Rules
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import Strategy
-from tmd.sections import LimitsSection
+from tmd.folders import SOCKET, runtime_dir_of_user
+from tmd.sections import LimitsSection, inline_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +196,49 @@ def test_a_variable_is_blamed_for_what_it_says_instead_of_the_file(write, monkey
     monkeypatch.setenv("TMD_LEADER__TTL_S", "soon")
 
     assert "TMD_LEADER__TTL_S: [leader] ttl_s" in complaint(write("[leader]\nttl_s = 9"))
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "place"),
+    [
+        ("cluster = 'prod'", "TMD_CLUSTER__SECRET", "cluster"),
+        ("redis = 'redis://x'", "TMD_REDIS__URL", "redis"),
+        ("[detectors]\nnic = 3", "TMD_DETECTORS__NIC__STRATEGY", "detectors.nic"),
+    ],
+)
+def test_a_variable_does_not_hide_a_mistake_of_the_file(write, monkeypatch, text, variable, place):
+    """Where the file has a value in place of the table in which the variable sets a key."""
+    monkeypatch.setenv(variable, "act")
+    file = write(text)
+
+    assert complaint(file) == (
+        f"{file}: {place}: expected a table of keys, as {variable} sets one in it"
+    )
+
+
+@pytest.mark.parametrize("section", ["cluster", "redis", "webhook"])
+def test_a_section_that_is_no_table_holds_no_secret(section):
+    assert inline_secrets({section: "x", "log": 3}) == []
+
+
+def test_a_variable_sets_a_key_of_a_table_that_another_one_states(write, monkeypatch):
+    monkeypatch.setenv("TMD_DETECTORS__NIC__HOLD_S", "7")
+    monkeypatch.setenv("TMD_DETECTORS__NIC", '{"strategy": "act", "hold_s": 3}')
+    nic = load(write("")).detector("nic")
+
+    assert (nic.strategy, nic.hold_s) == (Strategy.ACT, 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"x = {'[' * 100_000}",
+        f"x = {'[' * (DEEPEST + 1)}{']' * (DEEPEST + 1)}",
+        f"{'.'.join('x' * 2000)} = 1",
+    ],
+)
+def test_a_file_with_too_many_levels_is_a_mistake(write, text):
+    assert f"tables and lists stand more than {DEEPEST} levels deep" in complaint(write(text))
 
 
 def test_a_default_that_does_not_fit_is_named(write, monkeypatch):

@@ -211,10 +211,10 @@ def test_a_worker_that_saves_its_state_at_sigterm_has_not_ended_training(
     with daemon, daemon.makefile("rb") as frames:
         while header := frames.read(wire.HEADER_SIZE):
             said.append(wire.decode(frames.read(wire.body_size(header))))
-    exits = [m.exit.code for m in said if isinstance(m, wire.Exited)]
+    exits = [(m.exit.code, m.exit.stopped) for m in said if isinstance(m, wire.Exited)]
 
     assert started.process.wait(60) == 128 + signal.SIGTERM
-    assert exits == [-signal.SIGTERM]
+    assert exits == [(-signal.SIGTERM, True)]
 
 
 # --- what cannot be started, and what does not join -----------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -283,3 +285,46 @@ def test_the_console_of_demo_and_campaign(capsys, err):
 
     assert "[/][bold]x" in printed.replace("\n", "")
     assert [c for c in printed if c != "\n" and escaped(c) != c] == []
+
+
+# --- encodings, and an output that takes nothing --------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp1252"])
+def test_json_is_json_in_every_encoding(encoding):
+    """Characters that the terminal lacks are escaped as JSON escapes them."""
+    raw = io.BytesIO()
+    text = {"detail": "caf\xe9 \U0001f600 \x1b[31m \u202e"}
+    with contextlib.redirect_stdout(io.TextIOWrapper(raw, encoding=encoding)):
+        output.say_json(text)
+        output.print_json(text)
+        lines = raw.getvalue().decode(encoding)
+    first, rest = lines.split("\n", 1)
+
+    assert json.loads(first) == json.loads(rest) == text
+    assert "\x1b" not in lines
+
+
+def test_an_output_that_takes_nothing_is_an_error_in_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tmd.cli", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "tmd: the output cannot be written: No space left on device\n"
+
+
+def test_an_argument_that_is_no_text_is_named(redis_url, tmp_path):
+    config = tmp_path / "tmd.toml"
+    config.write_text(f'[cluster]\nsecret = "{"s" * 32}"\n[redis]\nurl = "{redis_url}"\n')
+    config.chmod(0o600)
+    status, _, errors = output_of("undrain", os.fsdecode(b"\xff"), "-c", config)
+
+    assert status == 2
+    assert errors.startswith("tmd: an argument is not valid UTF-8: ")
+    assert errors.count("\n") == 1

@@ -25,6 +25,7 @@ from tmd.core.values.names import wrong_name, wrong_plain
 from tmd.core.values.numbers import Positive
 from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words, os_reason
+from tmd.folders import SOCKET, default_dir
 from tmd.schema import Invalid, Problem, Secret, Section, Text, plain, read
 from tmd.sections import (
     MIN_SECRET,
@@ -48,8 +49,8 @@ ENV_FILE = "TMD_CONFIG"
 DEFAULT_FILE = Path("/etc/tmd/tmd.toml")
 ACTING = frozenset({"trainer"})
 """Detectors that act unless the configuration says otherwise."""
-SERVICE_DIR, SOCKET = Path("/run/tmd"), "tmd.sock"
-"""Folder and name of the socket of the service."""
+DEEPEST = 64
+"""Levels of tables and lists in the file."""
 _SOCKET_PATH_LIMIT = 100
 
 
@@ -86,12 +87,12 @@ class Host(Section, frozen=True):
     """Workers on this host start as standbys and get no rank when a job forms."""
     advertise: str = field(default_factory=lambda: _own_address())
     """Address at which workers on this host accept links of their peers."""
-    runtime_dir: Path = field(default_factory=lambda: _default_dir("RUNTIME_DIRECTORY"))
+    runtime_dir: Path = field(default_factory=lambda: default_dir("RUNTIME_DIRECTORY"))
     """Folder of the socket, unless ``socket`` names a path. The default is that of the service
     (``/run/tmd``); a user other than root has one of their own while no daemon is there."""
     socket: Path = Path()
     """Unix socket for trainers and launchers."""
-    state_dir: Path = field(default_factory=lambda: _default_dir("STATE_DIRECTORY"))
+    state_dir: Path = field(default_factory=lambda: default_dir("STATE_DIRECTORY"))
     """Folder for what must survive a restart: journal, lease epochs, memory of detectors."""
     users: tuple[str, ...] = ()
     """Users whose trainers may connect, besides root and the user of the daemon."""
@@ -236,13 +237,26 @@ def read_file(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            found = tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {os_reason(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {in_words(error)}") from error
+    except RecursionError:
+        found = None
+    if found is None or _is_deep(found):
+        raise ConfigError(f"{path}: tables and lists stand more than {DEEPEST} levels deep")
+    return found
+
+
+def _is_deep(values: Any) -> bool:
+    level = [values]
+    for _ in range(DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [v for values in inner for v in values if isinstance(v, dict | list)]
+    return bool(level)
 
 
 def refuse_exposed(file: Path | None) -> None:
@@ -274,7 +288,7 @@ def load(path: Path | None = None) -> Settings:
         if key[0] not in Settings.__struct_fields__:
             known = Settings.__struct_fields__
             raise ConfigError(printable(f"{name}: unknown section{_nearest(key[0], known)}"))
-    settings, problems = parse(_overlaid(values, named))
+    settings, problems = parse(_overlaid(values, named, file))
     if settings is None:
         lines = (printable(_explain(problem, file, values)) for problem in problems)
         raise ConfigError("\n".join(lines))
@@ -311,15 +325,22 @@ def _default_strategy(detector: str) -> Strategy:
     return Strategy.ACT if detector in ACTING else Strategy.OBSERVE
 
 
-def _overlaid(values: dict[str, Any], named: dict[tuple[str, ...], str]) -> dict[str, Any]:
+def _overlaid(
+    values: dict[str, Any], named: dict[tuple[str, ...], str], file: Path | None
+) -> dict[str, Any]:
     """``values`` with those of the environment in their place."""
     result = deepcopy(values)
-    for path, name in named.items():
-        place = result
-        for part in path[:-1]:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
+    # A variable may state a whole table as JSON, and another one a key in it.
+    for path, name in sorted(named.items(), key=lambda item: len(item[0])):
+        place: Any = result
+        for depth, part in enumerate(path[:-1], start=1):
+            if isinstance(place.get(part), Text):
+                place[part] = plain(place[part])
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                key = ".".join(path[:depth])
+                why = f"expected a table of keys, as {name} sets one in it"
+                raise ConfigError(printable(f"{file or 'configuration'}: {key}: {why}"))
         place[path[-1]] = Text(os.environ[name])
     return result
 
@@ -365,26 +386,6 @@ def _nearest(word: str, known: Any) -> str:
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; known are {', '.join(sorted(known))}" if known else ""
-
-
-def _default_dir(variable: str) -> Path:
-    """The folder given by systemd; else the usual one of root or of the user."""
-    if os.environ.get(variable):
-        return Path(os.environ[variable].split(":")[0])
-    runtime = variable == "RUNTIME_DIRECTORY"
-    if os.geteuid() == 0:
-        return SERVICE_DIR if runtime else Path("/var/lib/tmd")
-    if runtime:
-        own = Path(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/tmd-{os.getuid()}")) / "tmd"
-        return runtime_dir_of_user(own, SERVICE_DIR)
-    return Path(os.environ.get("XDG_STATE_HOME", Path.home() / ".local/state")) / "tmd"
-
-
-def runtime_dir_of_user(own: Path, service: Path) -> Path:
-    """Where a user finds a daemon: in ``own`` if one is there, else in ``service`` if one is there.
-    Without any it is ``own``, where a daemon of the user would be."""
-    is_elsewhere = (service / SOCKET).exists() and not (own / SOCKET).exists()
-    return service if is_elsewhere else own
 
 
 def _own_address() -> str:

@@ -29,6 +29,7 @@ from tmd.core.values.errors import WireError
 from tmd.core.values.model import Exit
 from tmd.core.values.reasons import in_words
 from tmd.ending import ended_well, kill, terminate
+from tmd.folders import refuse_impostor
 from tmd.joining import Joining
 from tmd.signals import signals
 from tmd.starting import CannotStart, start
@@ -168,11 +169,12 @@ class Launcher:
             kill(process.pid, pidfd)
         os.close(pidfd)
         code = process.wait()
-        if self._stopping and code == 0:
-            # A script that saves its state at SIGTERM and exits has not come to its end. Status 0
-            # would mean to the other ranks that training has ended.
-            code = -signal.SIGTERM
-        self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
+        # A script that saves its state at SIGTERM and exits has not come to its end. Status 0 would
+        # mean to the other ranks that training has ended.
+        stopped = bool(self._stopping) and code == 0
+        code = -signal.SIGTERM if stopped else code
+        ended = Exit(worker, self._spec.job, code, time.time(), stopped=stopped)
+        self._exits = [*self._exits, ended][-max(64, 2 * self._spec.local_size) :]
         self._tell(wire.Exited(self._exits[-1]))
         self._awaited.pop(worker, None)
         self._reminded.discard(worker)
@@ -279,6 +281,7 @@ class Launcher:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(self._spec.socket))
+            refuse_impostor(connection, self._spec.socket)
         except OSError:
             connection.close()
             return

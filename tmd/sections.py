@@ -255,10 +255,12 @@ def place(listen: str) -> tuple[str, int] | None:
 
 def inline_secrets(values: dict[str, Any]) -> list[str]:
     """Keys of the configuration file ``values`` that hold a secret."""
-    redis = values.get("redis", {}).get("url")
-    webhook = values.get("webhook", {})
+    # The contents are unchecked: what should be a table may be anything.
+    tables = {name: keys for name, keys in values.items() if isinstance(keys, dict)}
+    redis = tables.get("redis", {}).get("url")
+    webhook = tables.get("webhook", {})
     found = {
-        "[cluster] secret": values.get("cluster", {}).get("secret"),
+        "[cluster] secret": tables.get("cluster", {}).get("secret"),
         "[redis] url": isinstance(redis, str) and without_password(redis) != redis,
         "[webhook] url": webhook.get("url"),
         "[webhook] headers": webhook.get("headers"),

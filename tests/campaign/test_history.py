@@ -29,6 +29,16 @@ def test_who_obeys_an_older_leader_is_not():
     assert unlawful(history) == ["h1 ordered w by lease 5 after lease 6"]
 
 
+def test_a_new_worker_of_a_job_obeys_no_older_leader_either():
+    """Each loss gives a worker another name. Another job may have an older record."""
+    job = [obeyed("h1", 6, "h1/job/0.a"), obeyed("h1", 5, "h1/other/0.a")]
+
+    assert unlawful(job) == []
+    assert unlawful([*job, obeyed("h1", 5, "h1/job/0.b")]) == [
+        "h1 ordered h1/job/0.b by lease 5 after lease 6"
+    ]
+
+
 def test_entries_are_read_from_the_logs(tmp_path):
     lines = [
         {"event": "decided", "job": "job", "revision": 3, "lease_epoch": 7},

@@ -12,10 +12,11 @@ from tests.core.clusters import STEP, Scene
 from tests.core.test_forming import starting
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import ENDED, steer
+from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
+    Exit,
     JobRecord,
     JobState,
     MigrationPlan,
@@ -25,6 +26,7 @@ from tmd.core.values.model import (
     Urgency,
     Verdict,
 )
+from tmd.core.values.view_checks import ENDED
 
 LIMITS = PlanLimits(hold_s=100.0)
 
@@ -129,6 +131,18 @@ def test_a_worker_that_fails_after_the_end_of_training_fails_the_job() -> None:
 
     assert after.state is JobState.FAILED
     assert after.detail == f"{values.worker('h1')} failed after the end of training"
+
+
+def test_a_worker_whose_launcher_was_stopped_after_the_end_of_training_fails_no_job() -> None:
+    """It wrote its last file, and exited with status 0. While the job trains it is lost."""
+    scene = Scene(2)
+    scene.exits["h1"] = Exit(values.worker("h1"), scene.record.job, -15, 0.0, stopped=True)
+    trains = steered(scene)
+    scene.record = structs.replace(scene.record, state=JobState.FINISHING)
+    scene.exit("h0", 0)
+
+    assert trains.state is JobState.RUNNING
+    assert steered(scene).state is JobState.FINISHED
 
 
 def test_a_job_of_which_no_host_knows_a_worker_has_failed() -> None:

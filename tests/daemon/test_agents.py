@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import sys
@@ -17,13 +18,23 @@ from tests.values import failover
 from tmd import wire
 from tmd.core.planning.directives import Leave, Train
 from tmd.core.values.errors import ConfigError, WireError
-from tmd.core.values.model import Activity, Exit, Member, Membership, Rehearsal
+from tmd.core.values.model import (
+    Activity,
+    Exit,
+    HostStatus,
+    Member,
+    Membership,
+    Rehearsal,
+    ShadowStatus,
+)
+from tmd.core.values.pace import Pace
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer, AgentSocket, uids_of
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, until, worker_status
 
+WITHIN_S = 5
 ONE, TWO = "h1/job/0.a", "h2/job/0.a"
 
 
@@ -139,6 +150,38 @@ async def test_reports_reach_the_roster(host):
         await until(lambda: host.roster.statuses[0].step == 7)
 
         assert host.roster.statuses[0].activity is Activity.TRAINING
+
+
+UNENCODABLE = {
+    "loss": math.nan,
+    "step_seconds": math.nan,
+    "stands_s": -math.inf,
+    "pace": Pace(3, math.nan),
+    "detail": "x" * 5000,
+    "shadow": ShadowStatus(1, lag_s=math.nan),
+    "rehearsed": (Rehearsal(3, math.inf),),
+    "timings": {"copy": math.inf, "transfer": 1.0},
+}
+
+
+async def test_what_is_no_number_leaves_the_status_of_the_host_readable(host):
+    """Nor does a text without end spoil it, and no worker is refused for either."""
+    gone = "h1/job/1.b"
+    async with trainer(host) as one, connected(host.path) as connection:
+        await one.hello()
+        await one.say(**UNENCODABLE)
+        launcher = FakeLauncher(connection, "job", (gone,))
+        await launcher.hello()
+        await connection.send(wire.Exited(Exit(gone, "job", 0, math.nan)))
+        await until(lambda: bool(host.roster.exits and host.roster.statuses[0].shadow))
+        status = HostStatus("h1", "boot", workers=host.roster.statuses, exits=(*host.roster.exits,))
+        read = msgspec.json.decode(msgspec.json.encode(status), type=HostStatus)
+
+    assert read == status
+    (known,) = read.workers
+    assert (known.pace, known.loss, known.timings) == (None, None, {"transfer": 1.0})
+    assert (known.stands_s, known.step_seconds, len(known.detail)) == (0.0, 0.0, 1000)
+    assert read.exits[0].at > 0
 
 
 async def test_exits_reach_the_roster(host):
@@ -366,6 +409,25 @@ async def test_a_trainer_cannot_play_launcher(host):
 async def test_silence_instead_of_a_hello_ends_the_connection(tmp_path):
     async with Host(tmp_path, hello_s=0.05).serving() as host, connected(host.path) as connection:
         assert "no hello" in await rejected(connection)
+
+
+async def test_clients_without_a_hello_make_room_for_others(tmp_path):
+    """The oldest goes, without a refusal: a worker that is refused does not connect again."""
+    async with Host(tmp_path, strangers=2).serving() as host, trainer(host) as known:
+        await known.hello()
+        async with (
+            connected(host.path) as oldest,
+            connected(host.path),
+            connected(host.path),
+        ):
+            async with asyncio.timeout(WITHIN_S):
+                with pytest.raises(asyncio.IncompleteReadError):
+                    await oldest.receive()
+            async with trainer(host, TWO) as another:
+                await another.hello()
+                await until(lambda: len(host.roster.statuses) == 2)
+
+        assert {status.worker for status in host.roster.statuses} == {ONE, TWO}
 
 
 async def test_a_user_that_is_not_listed_is_rejected(tmp_path):

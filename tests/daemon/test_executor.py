@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from msgspec import structs
 
+from tests import values
 from tests.daemon.tasks import running
-from tmd.core.values.model import READABLE_VERSION, State
+from tmd.core.values.model import READABLE_VERSION, JobState, State
 from tmd.daemon.agents import AgentServer, AgentSocket
 from tmd.daemon.executor import ALL_S, SOON_S, Executor
 from tmd.daemon.records import Records
@@ -65,6 +66,50 @@ async def test_a_record_lost_by_the_store_is_restored(data, executor, record):
     await executor.turn()
 
     assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
+
+
+async def test_a_job_that_has_ended_can_be_deleted(data, executor, record):
+    """Nobody has to write it back, and a new run of that name is obeyed, whatever it counts."""
+    old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)
+    await data.client().put_job(old, expected=0)
+    await executor.turn()
+    data.wipe()
+    await executor.turn()
+    deleted = (await data.client().jobs()).records
+    new = values.record("h3", "h4", revision=1, lease_epoch=9)
+    await data.client().put_job(new, expected=0)
+    await executor.turn()
+
+    assert deleted == ()
+    assert (await data.client().jobs()).records == (new,)
+
+
+async def test_a_new_run_replaces_a_job_that_was_deleted_meanwhile(data, executor, record):
+    """It was formed before this daemon had noticed."""
+    old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)
+    await data.client().put_job(old, expected=0)
+    await executor.turn()
+    data.wipe()
+    new = values.record("h3", "h4", revision=1, lease_epoch=9)
+    await data.client().put_job(new, expected=0)
+    await executor.turn()
+    await executor.turn()
+
+    assert (await data.client().jobs()).records == (new,)
+
+
+async def test_a_job_that_has_ended_is_restored_over_its_own_earlier_revision(
+    data, executor, record
+):
+    """A fail-over of Redis may lose the last writes, and the next leader may have written since."""
+    old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)
+    await data.client().put_job(old, expected=0)
+    await executor.turn()
+    data.wipe()
+    await data.client().put_job(record(revision=49, lease_epoch=9), expected=0)
+    await executor.turn()
+
+    assert [r.revision for r in (await data.client().jobs()).records] == [50]
 
 
 async def test_a_record_older_in_the_store_is_restored(data, executor, record):

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
@@ -179,6 +180,43 @@ async def test_a_full_disk_loses_no_alert(tmp_path):
 
     assert found == [f"h1-{n}" for n in range(50)]
     assert 0 < len(on_disk) < 50  # the disk was full
+
+
+async def test_a_disk_that_fills_up_during_a_backlog_loses_no_alert(tmp_path):
+    """Redis was away and is back: what could not be marked on the disk is published again."""
+    path, accepted = tmp_path / "j", []
+    with opened(path) as journal:
+        await journal.add([alert(number) for number in range(4)])
+        await journal.published([number for number, _ in await journal.waiting(4)])
+        await journal.add([alert(number) for number in range(4, 30)])
+        with files_at_most((tmp_path / "j-wal").stat().st_size):
+            while batch := await journal.waiting(10):
+                accepted += [a.id for _, a in batch]
+                await journal.published([number for number, _ in batch])
+
+    assert accepted[:10] == accepted[10:20]  # the disk was full
+    assert accepted[10:] == [f"h1-{n}" for n in range(4, 30)]
+
+
+async def test_without_a_thread_memory_replaces_the_disk(tmp_path, monkeypatch):
+    """As when the process may start no more threads."""
+
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    path = tmp_path / "j"
+    with opened(path, retry_s=0.0) as journal:
+        with monkeypatch.context() as scarce:
+            scarce.setattr(threading.Thread, "start", refused)
+            await journal.add([alert(0)])
+            await journal.add([alert(1)])
+            in_memory = await ids(journal)
+        await journal.add([alert(2)])
+    with opened(path) as journal:
+        on_disk = await ids(journal)
+
+    assert in_memory == ["h1-0", "h1-1"]
+    assert on_disk == ["h1-0", "h1-1", "h1-2"]
 
 
 async def test_a_hanging_disk_is_replaced_by_memory(tmp_path):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
+from contextlib import suppress
 
 import pytest
 import structlog
@@ -75,3 +79,42 @@ def test_kinds_without_number_share_one_allowance(kinds: int) -> None:
 
     assert sum(line is not None for line in lines) == min(kinds, KINDS + BURST)
     assert None not in later
+
+
+def test_a_log_that_cannot_be_written_fails_nobody(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Nobody reads the log for a while. The next line that can be written counts those before."""
+    request.addfinalizer(structlog.reset_defaults)
+    reader, writer = os.pipe()
+    room = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writer, False)
+    with open(reader, "rb", buffering=0) as read, open(writer, "w") as full:
+        monkeypatch.setattr("sys.stderr", full)
+        logs.configure(Log(format="json"))
+        os.write(writer, b"." * (room - 1) + b"\n")
+        structlog.get_logger().warning("of tmd")
+        logging.getLogger("aiohttp.server").warning("of a library")
+        logs.configure(Log(format="json", level="warning"))
+        read.read(room)
+        structlog.get_logger().warning("later")
+        structlog.get_logger().warning("last")
+        written = [json.loads(line) for line in read.read(room).splitlines()]
+
+    assert (written[-2]["event"], written[-2].get("unwritten")) == ("later", 2)
+    assert "unwritten" not in written[-1]
+
+
+def test_a_log_whose_reader_has_gone_fails_nobody(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(structlog.reset_defaults)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), open(writer, "w") as gone:
+        monkeypatch.setattr("sys.stderr", gone)
+        logs.configure(Log())
+        structlog.get_logger().warning("nobody hears this")
+    structlog.get_logger().warning("nor that")
+
+    assert gone.closed

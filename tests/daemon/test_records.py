@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from tests.values import failover
@@ -38,8 +39,21 @@ def test_one_job_does_not_fence_another(tmp_path, record):
     assert records.take(record(job="other", lease_epoch=3)) is Receipt.NEW
 
 
-def test_a_damaged_file_is_ignored(tmp_path, record):
-    (tmp_path / "obeyed.json").write_text("[1, 2")
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[1, 2",
+        b"[]",
+        b'{"j": null}',
+        b'{"j": Infinity}',
+        b'{"j": {}}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"j": %s}' % (b"[" * 100_000),
+    ],
+)
+def test_a_damaged_file_is_ignored(tmp_path, record, text):
+    (tmp_path / "obeyed.json").write_bytes(text)
 
     assert Records(tmp_path).take(record()) is Receipt.NEW
 

@@ -132,6 +132,9 @@ def test_the_underlying_system_error_is_explained():
         ("redis+sentinel://u:p@a:1,b:2/main/0", "redis at a:1,b:2/main/0"),
         ("unix:///run/redis.sock?db=1", "redis at /run/redis.sock"),
         ("unix://u:p@/run/redis.sock", "redis at /run/redis.sock"),
+        ("redis://?password=hunter2", "redis"),
+        ("redis://tmd:77/hunter2@127.0.0.1:6399/0", "redis at 127.0.0.1:6399/0"),
+        ("redis://tmd:hunt?er2@127.0.0.1:6399/0", "redis"),
     ],
 )
 def test_a_url_is_shown_without_its_login(url, place):

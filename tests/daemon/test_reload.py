@@ -8,18 +8,21 @@ import signal
 import sys
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import structlog
 
-from tmd.config import load, store_key
+from tmd.config import Settings, load, store_key
 from tmd.core.values.model import Severity, Signal, State, Strategy
+from tmd.daemon.detector_run import STOP_S
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
-from tmd.daemon.reload import fixed, taken_over
+from tmd.daemon.reload import KEPT, Reloader, fixed, taken_over
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import STOP_S, Watcher
+from tmd.daemon.watcher import Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 
@@ -164,6 +167,21 @@ def test_keys_that_need_a_restart_are_named(tmp_path, monkeypatch):
     assert ahead.redis.url == "redis://a"
 
 
+async def test_whatever_a_new_configuration_raises_changes_nothing() -> None:
+    """Code of plug-ins reads it, too."""
+
+    def read() -> Settings:
+        raise RuntimeError("broken")
+
+    unused: Any = None
+    reloader = Reloader(load(None), read, unused, unused, unused, unused)
+    with structlog.testing.capture_logs() as lines:
+        result = await reloader.reload()
+
+    assert result == "configuration not reloaded: reading it failed"
+    assert [(line["event"], line["error"]) for line in lines] == [(KEPT, "broken")]
+
+
 # --- a whole daemon -------------------------------------------------------------------------------
 
 BASE = """
@@ -195,7 +213,7 @@ async def until(condition, what):
 
 
 async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
-    """A new check, then an invalid file, then another log level: same process, no state lost."""
+    """A new check, then invalid files, then another log level: same process, no state lost."""
     cluster, file, log_file = f"r{os.urandom(4).hex()}", tmp_path / "tmd.toml", tmp_path / "log"
     base = BASE.format(cluster=cluster, url=redis_url, folder=tmp_path)
     quiet = "[log]\nlevel = 'error'\n"
@@ -203,7 +221,9 @@ async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
     store = RedisStore(redis_url, cluster, store_key(b"0123456789abcdef", cluster))
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(file)), stderr=log
+            *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(file)),
+            stderr=log,
+            env={**os.environ, "TMD_CLUSTER__SECRET": "0123456789abcdef"},
         )
 
     async def raised(*names):
@@ -225,6 +245,9 @@ async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
         file.write_text(base + "[nonsense]\n")
         process.send_signal(signal.SIGHUP)
         await until(lambda: logged("nonsense"), "the error is logged")
+        file.write_text("cluster = 'prod'\n")
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: logged("TMD_CLUSTER__SECRET"), "the second error is logged")
         file.write_text(base + "[leader]\nttl_s = 20.0\n" + CHECK.format(name="first"))
         silent = not await logged("configuration reloaded")
         process.send_signal(signal.SIGHUP)
@@ -241,3 +264,53 @@ async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
     assert seen.items() >= before.items()
     assert silent
     assert code == 0
+
+
+DEAF = """
+import asyncio, contextlib
+from tmd.plugin import Detector
+
+class Deaf(Detector):
+    name = "deaf"
+
+    async def watch(self, ctx):
+        (ctx.state_dir / "runs").touch()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1e9)
+        yield
+"""
+
+
+async def test_a_daemon_ends_although_a_detector_does_not(redis_url, tmp_path):
+    """Its code ignores that it is cancelled."""
+    place = tmp_path / "deaf-1.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: deaf\nVersion: 1\n")
+    (place / "entry_points.txt").write_text("[tmd.detectors]\ndeaf = deaf:Deaf\n")
+    (tmp_path / "deaf.py").write_text(DEAF)
+    file, log_file = tmp_path / "tmd.toml", tmp_path / "log"
+    base = BASE.format(cluster="deaf", url=redis_url, folder=tmp_path)
+    file.write_text(base.replace('"exec"', '"deaf"'))
+    with log_file.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tmd.daemon", "-c", str(file)),
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])},
+        )
+
+    async def runs():
+        return (tmp_path / "state" / "detectors" / "deaf" / "runs").exists()
+
+    try:
+        await until(runs, "the detector runs")
+        process.terminate()
+        code = await asyncio.wait_for(process.wait(), WITHIN_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert code == 0
+    assert "detector abandoned" in log_file.read_text()
+    assert not (tmp_path / "tmd.sock").exists()

@@ -91,6 +91,18 @@ async def test_a_lost_connection_is_no_exit():
     assert not roster.workers[STATUS.worker].connected
 
 
+async def test_the_exits_of_all_workers_of_a_large_host_are_kept():
+    """A job has ended well only once all of them are known."""
+    roster = Roster()
+    names = [f"h1/job/{number}.a" for number in range(EXITS_KEPT + 36)]
+    for name in names:
+        roster.report(worker_status(name), 0.0)
+    for name in names:
+        roster.exited(Exit(name, "job", 0, at=0.0))
+
+    assert [known.worker for known in roster.exits] == names
+
+
 async def test_exits_are_bounded_and_their_end_is_told():
     roster = Roster()
     feed = roster.subscribe(0.0)

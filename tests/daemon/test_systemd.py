@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import time
 import tomllib
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tmd.config import Host, load
+from tmd.daemon.agents import STRANGERS
 from tmd.daemon.plugins import installed
 from tmd.daemon.systemd import Notifier
 from tmd.plugin import POLICY_GROUP
@@ -34,10 +38,10 @@ def test_systemd_gets_each_notification_and_children_cannot_send_any(tmp_path, m
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
         monkeypatch.setenv("WATCHDOG_USEC", "30000000")
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-        notifier = Notifier()
-        notifier.ready("serving")
-        notifier.alive()
-        notifier.stopping()
+        with closing(Notifier()) as notifier:
+            notifier.ready("serving")
+            notifier.alive()
+            notifier.stopping()
         heard = [systemd.recv(100) for _ in range(3)]
 
     assert heard == [b"READY=1\nSTATUS=serving", b"WATCHDOG=1", b"STOPPING=1"]
@@ -50,18 +54,60 @@ def test_systemd_is_notified_of_the_start_of_a_reload(tmp_path, monkeypatch):
     with listening(str(tmp_path / "n")) as systemd:
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
         before = time.monotonic() * 1e6
-        Notifier().reloading()
+        with closing(Notifier()) as notifier:
+            notifier.reloading()
         word, began = systemd.recv(100).split(b"\n")
 
     assert word == b"RELOADING=1"
     assert before - 1 <= int(began.removeprefix(b"MONOTONIC_USEC=")) <= time.monotonic() * 1e6
 
 
+@contextmanager
+def no_descriptor_left():
+    """This process can open nothing meanwhile."""
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+    held = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        for number in held:
+            os.close(number)
+
+
+def test_a_daemon_without_descriptors_still_notifies(tmp_path, monkeypatch):
+    """Its watchdog would end it, and the connections that took them would outlive it."""
+    with listening(str(tmp_path / "n")) as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        with closing(Notifier()) as notifier, no_descriptor_left():
+            notifier.alive()
+        heard = systemd.recv(100)
+
+    assert heard == b"WATCHDOG=1"
+
+
+def test_systemd_may_be_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+    with closing(Notifier()) as notifier:
+        notifier.alive()
+        with listening(str(tmp_path / "n")) as systemd:
+            notifier.ready("serving")
+            heard = systemd.recv(100)
+
+    assert heard == b"READY=1\nSTATUS=serving"
+
+
 def test_abstract_sockets_work(monkeypatch):
     name = f"tmd-test-{os.getpid()}"
     with listening(f"\0{name}") as systemd:
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
-        Notifier().status("x")
+        with closing(Notifier()) as notifier:
+            notifier.status("x")
 
         assert systemd.recv(100) == b"STATUS=x"
 
@@ -88,6 +134,7 @@ def test_the_unit_gives_the_daemon_its_folders_and_time_to_stop():
     assert service["Type"] == "notify"
     assert float(service["TimeoutStopSec"]) > 2 * load(None).redis.timeout_s
     assert float(service["WatchdogSec"]) > 10
+    assert int(service["LimitNOFILE"]) > 100 * STRANGERS
     assert (service["RuntimeDirectory"], service["StateDirectory"]) == ("tmd", "tmd")
     assert service["ExecReload"].endswith("kill -HUP $MAINPID")
     scripts = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["scripts"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from contextlib import asynccontextmanager
 
@@ -11,11 +12,12 @@ from msgspec import structs
 
 from tmd.core.alerts.quota import BURST, MOST, PER_SECOND
 from tmd.core.values.model import Exit, Severity, Signal, State, Strategy
+from tmd.daemon.detector_run import ASK_S, STOP_S
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import ASK_S, Watcher
+from tmd.daemon.watcher import PROBATION_S, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
@@ -224,6 +226,78 @@ async def test_a_detector_that_misses_its_deadline_is_restarted(watching):
 
     assert wedged.starts == 2
     assert codes == {"a.b", "detector.failed"}
+
+
+class Impatient(Wedged):
+    """Waits with a timeout of its own, then hangs."""
+
+    name = "impatient"
+
+    def __init__(self, wait):
+        super().__init__()
+        self.wait = wait
+
+    async def watch(self, ctx):
+        self.starts += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await self.wait(ctx)
+        await asyncio.sleep(1e9)
+        yield SIGNAL
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda ctx: ctx.sleep(1e9), lambda ctx: anext(ctx.worker_events())]
+)
+async def test_a_cancelled_wait_does_not_suspend_the_deadline(watching, wait):
+    impatient = Impatient(wait)
+    async with watching(impatient) as (watcher, _):
+        await asyncio.sleep(9)
+        codes = {a.code for a in watcher.board.alerts}
+
+    assert impatient.starts == 2
+    assert codes == {"detector.failed"}
+
+
+class Deaf(Wedged):
+    """Ignores that it is cancelled, until it is told to end."""
+
+    name = "deaf"
+
+    def __init__(self):
+        super().__init__()
+        self.end = asyncio.Event()
+
+    async def watch(self, ctx):
+        self.starts += 1
+        while not self.end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.end.wait()
+        yield SIGNAL
+
+
+async def test_a_detector_that_ignores_its_deadline_is_reported_until_it_ends(watching):
+    """It is not started a second time beside itself."""
+    deaf = Deaf()
+    async with watching(deaf) as (watcher, _):
+        await asyncio.sleep(deaf.deadline_s + STOP_S + 2 * PROBATION_S)
+        found, starts = {a.code: a.message for a in watcher.board.alerts}, deaf.starts
+        deaf.end.set()
+        await asyncio.sleep(2)
+
+    assert found == {"detector.failed": "missed its deadline and does not stop"}
+    assert (starts, deaf.starts) == (1, 2)
+
+
+async def test_a_detector_that_does_not_stop_does_not_hold_up_the_end(watching):
+    deaf = Deaf()
+    async with watching(deaf):
+        await asyncio.sleep(1)
+        before = asyncio.get_running_loop().time()
+    took = asyncio.get_running_loop().time() - before
+    deaf.end.set()
+
+    assert took == pytest.approx(STOP_S)
 
 
 async def test_waiting_for_events_does_not_count_as_a_hang(watching):

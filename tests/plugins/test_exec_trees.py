@@ -14,7 +14,7 @@ import pytest
 from tmd_detectors.exec import warden
 from tmd_detectors.exec.detector import END_S, CheckHealth, ExecCheck, run
 
-from tmd.daemon.watcher import STOP_S
+from tmd.daemon.detector_run import STOP_S
 
 WITHIN_S = 60.0
 

@@ -52,6 +52,15 @@ class Choosy(Odd):
     Config = ChoosyConfig
 
 
+class Strict(Choosy):
+    name = "strict"
+
+    def __init__(self, config=None):
+        if config is not None and config.limit_s < 1:
+            raise ValueError("limit_s is too low")
+        super().__init__(config)
+
+
 class Unfinished(Detector):
     name = "unfinished"
 
@@ -265,3 +274,11 @@ def test_a_policy_has_its_own_table(settings):
 def test_a_policys_table_is_checked_even_if_the_policy_is_not_enabled(settings, own, word):
     with pytest.raises(ConfigError, match=word):
         load_policies(settings(policies={"enabled": [], **own}), [point("choosy"), point("odd")])
+
+
+def test_keys_that_a_policy_refuses_are_named(settings):
+    """What its constructor raises is a mistake of the configuration."""
+    chosen = settings(policies={"enabled": [], "strict": {"limit_s": 0.5}})
+
+    with pytest.raises(ConfigError, match=r"\[policies\.strict\].*limit_s is too low"):
+        load_policies(chosen, [point("strict")])

@@ -163,6 +163,7 @@ def test_rank_0_reports_the_part_of_a_dead_rank(
     due(of, 10, rank)
     written = tmp_path / "step-00000010.partial" / f"part-{rank}"
     wait_for(written.exists)
+    wait_for(lambda: of._attempt.waits or not of._thread.is_alive())
     due(of, 20, rank)
     wait_for((tmp_path / "step-00000020.partial" / f"part-{rank}").exists)
 

@@ -50,6 +50,11 @@ def _entry(host: str, line: str) -> Entry | None:
     return Entry(fields["event"], host, fields["lease_epoch"], what, fields["revision"])
 
 
+def _job(worker: str) -> str:
+    """The job of a worker, whose name is ``host/job/slot``."""
+    return worker.split("/")[1] if worker.count("/") == 2 else worker
+
+
 def unlawful(history: Iterable[Entry]) -> list[str]:
     """All violations, in sentences."""
     found: list[str] = []
@@ -61,7 +66,7 @@ def unlawful(history: Iterable[Entry]) -> list[str]:
             if first != entry.host:
                 found.append(f"{first} and {entry.host} both wrote under lease {entry.lease}")
             continue
-        place = entry.host, entry.what
+        place = entry.host, _job(entry.what)
         if entry.lease < newest.get(place, 0):
             found.append(
                 f"{entry.host} ordered {entry.what} by lease {entry.lease} "

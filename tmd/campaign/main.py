@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shlex
 import signal
@@ -27,6 +26,7 @@ from tmd.campaign.kind import FaultKind
 from tmd.campaign.other_release import OtherRelease
 from tmd.campaign.scenario import Scenario, Story
 from tmd.cli import output
+from tmd.cli.common import check_folder
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.reasons import in_words
 
@@ -265,17 +265,9 @@ def _check_files(report: Path | None, json: Path | None) -> None:
     """
     if report is not None:
         page.check(report)
-        _check_folder("--report", report)
+        check_folder("--report", report)
     if json is not None:
-        _check_folder("--json", json)
-
-
-def _check_folder(option: str, file: Path) -> None:
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{option} {file}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {file}: you may not write to {folder}")
+        check_folder("--json", json)
 
 
 def _write(value: object, file: Path) -> None:

@@ -6,6 +6,7 @@ Heavy imports wait until a verb runs, so that help and completion are fast. Exit
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -35,6 +36,7 @@ from tmd.cli.common import ConfigOption
 from tmd.cli.output import say, say_lines
 from tmd.cli.script_last import ScriptLast
 from tmd.core.values.errors import ConfigError, PluginError, TmdError
+from tmd.core.values.reasons import os_reason
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -167,8 +169,23 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of the output (``| head``) is gone: nothing can be printed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
+    except ExceptionGroup as group:
+        if group.split(BrokenPipeError)[1] is not None:
+            raise
+        _print_no_more()
+    except UnicodeEncodeError as error:
+        _fail(f"an argument is not valid UTF-8: {error.object!a}", USAGE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _print_no_more()
+        _fail(f"the output cannot be written: {os_reason(error)}", FAILED)
+
+
+def _print_no_more() -> None:
+    """The reader of the output (``| head``) is gone, or its disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: TmdError | str, code: int) -> None:

@@ -88,3 +88,16 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return ""
+
+
+def check_folder(option: str, file: Path) -> None:
+    """Raises ConfigError: ``file``, the value of ``option``, cannot be written there."""
+    import os
+
+    from tmd.core.values.errors import ConfigError
+
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{option} {file}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {file}: you may not write to {folder}")

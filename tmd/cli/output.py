@@ -6,11 +6,12 @@ act. ``tests/test_architecture.py`` checks that no verb prints in another way.
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tmd.core.values.printable import ascii_json, printable, printable_lines
+from tmd.core.values.printable import ascii_json, only_ascii_json, printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -37,12 +38,12 @@ def print_json(value: Any) -> None:
     """Print ``value`` as indented JSON, for ``--json``."""
     import msgspec
 
-    _write(ascii_json(msgspec.json.format(_encoded(value), indent=2).decode()), err=False)
+    _write_json(msgspec.json.format(_encoded(value), indent=2).decode())
 
 
 def say_json(value: Any) -> None:
     """Print ``value`` as JSON on one line, for streams."""
-    _write(ascii_json(_encoded(value).decode()), err=False)
+    _write_json(_encoded(value).decode())
 
 
 def cell(text: str, style: str = "") -> Text:
@@ -100,6 +101,11 @@ def _encoded(value: Any) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # a lone surrogate: JSON can escape it, msgspec cannot
         return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def _write_json(text: str) -> None:
+    lacking = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+    _write(only_ascii_json(text) if lacking else ascii_json(text), err=False)
 
 
 def _write(text: str, err: bool) -> None:

@@ -10,7 +10,9 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -21,6 +23,8 @@ from tmd.daemon import logs
 from tmd.daemon.service import serve
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+END_S = 1.0
+"""Longest wait for the tasks that are left when the daemon has ended."""
 
 
 def main() -> None:
@@ -33,7 +37,7 @@ def main() -> None:
     try:
         settings = _read(file)
         logs.configure(settings.log, host=settings.host.name)
-        asyncio.run(serve(settings, lambda: _read(file), find_file(file)))
+        _run(serve(settings, lambda: _read(file), find_file(file)))
     except TmdError as error:
         print(printable_lines(f"tmd: {error}"), file=sys.stderr)
         wrong = isinstance(error, ConfigError | PluginError)
@@ -44,6 +48,21 @@ def main() -> None:
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """:func:`asyncio.run`, but without waiting for a detector that ignores that it is cancelled."""
+    runner = asyncio.Runner()
+    try:
+        runner.run(work)
+    finally:
+        left = asyncio.all_tasks(runner.get_loop())
+        for task in left:
+            task.cancel()
+        if left:
+            runner.get_loop().run_until_complete(asyncio.wait(left, timeout=END_S))
+        if all(task.done() for task in left):
+            runner.close()
 
 
 def _read(file: Path | None) -> Settings:

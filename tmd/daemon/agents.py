@@ -10,6 +10,7 @@ import asyncio
 import os
 import pwd
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from msgspec import Struct, structs
 
 from tmd import wire
 from tmd.core.planning.directives import Directive
+from tmd.core.values.encodable import encodable, encodable_exit
 from tmd.core.values.errors import ConfigError, WireError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import WorkerStatus
@@ -29,9 +31,13 @@ from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
+from tmd.folders import foreign
 
 HELLO_S = 5.0
 """A client that sends nothing for this long after connecting is disconnected."""
+STRANGERS = 256
+"""Clients that have sent nothing yet. Beyond it, the one that has waited longest is
+disconnected."""
 BUFFER_LIMIT = 1 << 20
 """A client is disconnected if more bytes than this wait for it when there is another message."""
 
@@ -52,6 +58,7 @@ class AgentSocket(Struct, frozen=True):
     """Returns the key for a job's links."""
     shadow: ShadowLimits = ShadowLimits()
     hello_s: float = HELLO_S
+    strangers: int = STRANGERS
 
 
 class TrainerLink:
@@ -136,6 +143,8 @@ class AgentServer:
         self._trainers: dict[str, TrainerLink] = {}
         self._launchers: set[LauncherLink] = set()
         self._clients: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """The connections without a hello, oldest first."""
         self._lifelines = Lifelines(roster)
         self._failed: dict[str, str] = {}
         """Job -> the error of the latest push."""
@@ -209,12 +218,7 @@ class AgentServer:
             raise WireError(
                 f"user {uid} may not use this daemon: add it to [host] users and restart the daemon"
             )
-        try:
-            async with asyncio.timeout(self._door.hello_s):
-                first = await _receive(reader)
-        except TimeoutError:
-            why = f"no hello within {self._door.hello_s:g} s: is the client tmd?"
-            raise WireError(why) from None
+        first = await self._first(reader, writer)
         match first:
             case wire.TrainerHello():
                 _check_version(first.version)
@@ -229,6 +233,24 @@ class AgentServer:
                 _send(writer, self._injections.answer(first, Peer(pid, uid)))
             case _:
                 raise WireError(f"expected a hello, got {type(first).__name__}")
+
+    async def _first(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> wire.Message:
+        self._strangers[writer] = None
+        if len(self._strangers) > self._door.strangers:
+            # Without a reason: a worker that is refused with one ends, others connect again.
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close()
+        try:
+            async with asyncio.timeout(self._door.hello_s):
+                return await _receive(reader)
+        except TimeoutError:
+            why = f"no hello within {self._door.hello_s:g} s: is the client tmd?"
+            raise WireError(why) from None
+        finally:
+            self._strangers.pop(writer, None)
 
     async def _trainer(
         self, hello: wire.TrainerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -252,9 +274,10 @@ class AgentServer:
                     raise WireError(f"a trainer cannot send {type(message).__name__}")
                 if message.status.worker != worker or message.status.job != job:
                     raise WireError(f"{worker} reported as {message.status.worker}")
-                self._roster.report(stated(message.status), _now())
+                status = stated(message.status)
+                self._roster.report(status, _now())
                 for launcher in self._launchers:
-                    launcher.note(message.status)
+                    launcher.note(status)
         finally:
             if self._trainers.get(worker) is link:
                 del self._trainers[worker]
@@ -275,7 +298,7 @@ class AgentServer:
                         raise WireError(f"a launcher must send the exit code of {ended.worker}")
                     case wire.Exited(exit=ended):
                         log.info("worker exited", worker=ended.worker, code=ended.code)
-                        self._roster.exited(ended)
+                        self._roster.exited(encodable_exit(ended, time.time()))
                     case wire.LauncherHello() as again:
                         link.workers = again.workers
                         link.owned |= set(again.workers)
@@ -303,6 +326,8 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
 def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
     """A listening socket at ``path``. A socket left by a dead daemon is replaced."""
     _make_way(path.parent)
+    if wrong := foreign(path):
+        raise ConfigError(f"[host] socket {path}: {wrong}")
     listener = AgentListener(uids)
     try:
         if path.is_socket():
@@ -361,7 +386,9 @@ def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
 
 
 def stated(status: WorkerStatus) -> WorkerStatus:
-    """``status`` with the version of the protocol, which trainers of 0.1.0 do not state."""
+    """``status`` as JSON can hold it, with the version of the protocol, which trainers of 0.1.0 do
+    not state."""
+    status = encodable(status)
     if status.protocol or not status.address:
         return status
     return structs.replace(status, protocol=FIRST_PROTOCOL)

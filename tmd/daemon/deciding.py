@@ -20,11 +20,11 @@ from msgspec import structs
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, unformed
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import ENDED, steer
+from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
-from tmd.core.values.view_checks import left_alone, too_new
+from tmd.core.values.view_checks import ENDED, left_alone, too_new
 
 FAILED_S = 5.0
 """After a decision that failed, its job is looked at again."""

@@ -22,7 +22,7 @@ from tmd.core.planning.election import Receipt
 from tmd.core.planning.readiness import RECORD_TOO_NEW
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import JobRecord
-from tmd.core.values.view_checks import too_new
+from tmd.core.values.view_checks import ENDED, too_new
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Store
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
@@ -113,7 +113,12 @@ class Executor:
         """``asked``: known jobs whose records were looked for."""
         records, unread = stored
         there = {*(record.job for record in records), *unread}
-        lost = [self._records.jobs[job] for job in asked if job not in there]
+        lost = []
+        for known in [self._records.jobs[job] for job in asked if job not in there]:
+            if known.state in ENDED:
+                self._records.forget(known.job)  # somebody has deleted it
+            else:
+                lost.append(known)
         for record in records:
             match self._records.take(record):
                 case Receipt.OLDER:

@@ -53,6 +53,8 @@ class Journal:
         self._disk: _Disk | None = None
         self._memory: Ledger | None = None
         """The ledger that is used while the disk cannot be."""
+        self._numbered: Ledger | None = None
+        """The ledger whose numbers the last :meth:`waiting` has returned."""
         self._retry_at = 0.0
         self._abandoned: list[_Disk] = []
         """Disks that did not answer; while one is stuck, no other is tried."""
@@ -65,11 +67,22 @@ class Journal:
 
     async def waiting(self, limit: int) -> list[tuple[int, Alert]]:
         """The oldest unpublished alerts, each with the number that :meth:`published` takes."""
-        return await self._ask(lambda ledger: ledger.waiting(limit))
+        self._numbered, found = await self._ask(lambda ledger: (ledger, ledger.waiting(limit)))
+        return found
 
     async def published(self, numbers: Sequence[int]) -> None:
-        """Mark the alerts that the store has accepted."""
-        await self._ask(lambda ledger: ledger.published(numbers))
+        """Mark the alerts of the last :meth:`waiting` that the store has accepted.
+
+        Nothing is marked if memory has replaced the disk since, or the disk memory: there, these
+        are the numbers of other alerts. The store ignores alerts that it already has.
+        """
+        numbered = self._numbered
+
+        def mark(ledger: Ledger) -> None:
+            if ledger is numbered:
+                ledger.published(numbers)
+
+        await self._ask(mark)
 
     async def last_published(self) -> Alert | None:
         """The newest alert that the store has accepted, if it is still kept."""
@@ -149,7 +162,10 @@ class Journal:
         self._abandoned = [disk for disk in self._abandoned if disk.busy]
         if self._abandoned:
             return
-        disk = self._new_disk(self._path)
+        try:
+            disk = self._new_disk(self._path)
+        except OSError:
+            return
         rows = self._memory.waiting(self._bounds.alerts)
         try:
             await disk.ask(lambda ledger: ledger.add([alert for _, alert in rows], time.time()))
@@ -165,7 +181,11 @@ class Journal:
 
 
 class _Disk:
-    """A ledger in a daemon thread: a disk that hangs does not keep the process alive."""
+    """A ledger in a daemon thread: a disk that hangs does not keep the process alive.
+
+    Raises:
+        OSError: no thread can be had.
+    """
 
     def __init__(self, path: Path, bounds: Bounds, patience_s: float) -> None:
         self._path = path
@@ -174,7 +194,10 @@ class _Disk:
         self._ledger: Ledger | None = None
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="tmd-journal", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the limit of threads or of memory is reached
+            raise OSError(in_words(error)) from error
 
     @property
     def busy(self) -> bool:

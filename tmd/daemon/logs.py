@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
@@ -91,6 +91,39 @@ def _traceback(out: TextIO, failure: ExcInfo) -> None:
     out.write(printable_lines(text.getvalue()))
 
 
+class _Output:
+    """Writes lines to a stream that may fail: a disk is full, or a reader has gone.
+
+    Nobody expects a line of the log to fail, and the daemon must outlive its log.
+    """
+
+    def __init__(self) -> None:
+        self.stream: TextIO = sys.stderr
+        self._unwritten = 0
+
+    def write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._unwritten += 1
+        else:
+            self._unwritten = 0
+
+    def flush(self) -> None:
+        """:meth:`write` has done so."""
+
+    def reported(self, _: WrappedLogger, __: str, line: EventDict) -> EventDict:
+        """A processor: counts the lines that failed since the last one that was written."""
+        if self._unwritten:
+            line["unwritten"] = self._unwritten
+        return line
+
+
+_output = _Output()
+"""One per process: a reload keeps its count."""
+
+
 class _Forwarding(logging.Handler):
     """Turns records of :mod:`logging` into bounded lines like those of tmd."""
 
@@ -126,9 +159,11 @@ def configure(config: Log, **bound: str) -> None:
         colors = sys.stderr.isatty()
         renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)
         render = [_visible, renderer]
+    _output.stream = sys.stderr
     structlog.configure(
         processors=[
             RateLimit(),
+            _output.reported,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=False),
@@ -137,7 +172,7 @@ def configure(config: Log, **bound: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[config.level.upper()]
         ),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _output)),
         # A reload may change the level: loggers must not keep a cached one.
         cache_logger_on_first_use=False,
     )

@@ -140,7 +140,12 @@ def _ready(policy: Policy, settings: Settings) -> Policy:
     if own is None:
         return policy
     config = _converted(own, policy.Config, f"policies.{policy.name}", "policy")
-    return type(policy)(config)
+    try:
+        return type(policy)(config)
+    except Exception as error:  # foreign code may raise anything
+        raise ConfigError(
+            f"[policies.{policy.name}]: the policy refuses these keys: {in_words(error)}"
+        ) from error
 
 
 def configured(detector: Detector, origin: PluginOrigin, settings: Settings) -> LoadedDetector:

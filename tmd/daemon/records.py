@@ -5,13 +5,14 @@ The directives for this host's trainers and the workers to kill follow from them
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from tmd.core.planning.directives import directive_of
 from tmd.core.planning.election import Receipt, received
+from tmd.core.values.decode_errors import UNREADABLE
 from tmd.core.values.model import JobRecord, PlanKind
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import ENDED
@@ -48,10 +49,14 @@ class Records:
             self._obey(record)
         return receipt
 
+    def forget(self, job: str) -> None:
+        """Forget a job that has ended and is not in the store any more."""
+        del self.jobs[job]
+
     def _obey(self, record: JobRecord) -> None:
         if record.lease_epoch > self._obeyed.get(record.job, 0):
             self._obeyed[record.job] = record.lease_epoch
-            self._file.write(json.dumps(self._obeyed).encode())
+            self._file.write(msgspec.json.encode(self._obeyed))
 
     def order(self, job: str, worker: str) -> DirectiveOrder | None:
         """The order for ``worker``; ``None`` while its job is unknown."""
@@ -80,10 +85,9 @@ def condemned(record: JobRecord, worker: str) -> str | None:
 
 def _read(file: Path) -> dict[str, int]:
     try:
-        found = json.loads(file.read_text())
-        return {str(job): int(epoch) for job, epoch in found.items()}
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, *UNREADABLE) as error:
         log.warning("cannot read the saved lease epochs", file=str(file), error=in_words(error))
         return {}

@@ -147,8 +147,9 @@ def misplaced(places: dict[str, str], place: str) -> str:
 def shown(url: str) -> str:
     """``url`` without user, password and query, for messages."""
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"redis at {host}{parts.path if host else parts.path or url}"
+    # A password may hold a '/', or even a '?'.
+    place = f"{parts.netloc}{parts.path}".rpartition("@")[2]
+    return f"redis at {place}" if place and "@" not in parts.query + parts.fragment else "redis"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tmd.config import Settings
 from tmd.core.values.errors import ConfigError, PluginError
+from tmd.core.values.reasons import in_words
 from tmd.daemon import logs
 from tmd.daemon.bus import WakeEvent
 from tmd.daemon.injections import Injections
@@ -25,6 +26,7 @@ log = structlog.get_logger("tmd.reload")
 
 LIVE = frozenset({"detectors", "policies", "plugins", "inject", "log"})
 """Sections that are reloaded."""
+KEPT = "configuration not reloaded, the old one stays in force"
 
 
 def fixed(before: Settings, after: Settings) -> list[str]:
@@ -79,8 +81,11 @@ class Reloader:
             ahead = taken_over(self._settings, after)
             detectors, policies = load_detectors(ahead), load_policies(ahead)
         except (ConfigError, PluginError) as error:
-            log.error("configuration not reloaded, the old one stays in force", error=str(error))
+            log.error(KEPT, error=str(error))
             return "configuration not reloaded: it is invalid"
+        except Exception as error:  # the old configuration is sound, whatever the new one did
+            log.exception(KEPT, error=in_words(error))
+            return "configuration not reloaded: reading it failed"
         needs_restart = fixed(self._settings, after)
         self._settings = ahead
         logs.configure(ahead.log)

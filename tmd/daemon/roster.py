@@ -16,6 +16,8 @@ from tmd.daemon.bus import WakeEvent
 from tmd.plugin import WorkerEvent
 
 EXITS_KEPT = 64
+"""Exits that are kept at the least. Of twice as many workers as there were at once they are kept,
+too: a job has ended once the exits of all its workers are known."""
 
 QUIET_FIELDS = frozenset(
     ["step", "loss", "step_seconds", "stands_s", "pace", "waiting", "rss_bytes", "shadow", "kept"]
@@ -42,6 +44,8 @@ class Roster:
         changed."""
         self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
+        self._most = 0
+        """Most workers at once."""
         self._feeds: set[StatusFeed] = set()
 
     @property
@@ -74,6 +78,7 @@ class Roster:
         if known is None:
             known = self.workers[status.worker] = KnownWorker(status, now)
             urgent = True
+            self._most = max(self._most, len(self.workers))
             self.records_due.ring()
         else:
             urgent = is_urgent(known.status, status)
@@ -103,7 +108,7 @@ class Roster:
         self.urgent.ring()
         status = known.status if known else None
         self._send(WorkerEvent(worker=exit_.worker, job=exit_.job, status=status, exit=exit_))
-        while len(self.exits) > EXITS_KEPT:
+        while len(self.exits) > max(EXITS_KEPT, 2 * self._most):
             old = self.exits.popleft()
             self._send(WorkerEvent(worker=old.worker, job=old.job, exit=old, forgotten=True))
 

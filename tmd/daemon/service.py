@@ -258,10 +258,10 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
     Raises:
         ConfigError: a setting cannot be used on this host.
     """
-    notifier = Notifier()
     _own_folder(settings.host.state_dir)
     store = open_store(settings)
     lease_store = open_store(settings, min(settings.redis.timeout_s, settings.leader.answer_s))
+    notifier = Notifier()
     try:
         service = Service(settings, store, lease_store, file)
         try:
@@ -278,6 +278,7 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
             wrong = wrong.exceptions[0]
         raise wrong or group from None
     finally:
+        notifier.close()
         await store.close()
         await lease_store.close()
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
 from contextlib import aclosing
-from pathlib import Path
 
 import structlog
 
@@ -27,73 +25,22 @@ from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import AlertCounter
+from tmd.daemon.detector_run import STOP_S, Context, Run, supported
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.plugin import DetectorConfig, WorkerEvent
 
 log = structlog.get_logger("tmd.watcher")
 
 BATCH = 100
 RESTART_S = (1.0, 60.0)
-ASK_S = 10.0
-"""Interval at which a detector that cannot run on this host is checked again."""
 PROBATION_S = 10.0
 """A restarted detector that runs for this long has recovered."""
 FAILED = "detector.failed"
-STOP_S = 5.0
 REPEAT_S = 0.5
 LATE_S = 0.5
 """A turn of the loop later than this means that the daemon itself was not running."""
-
-
-class Context:
-    """Implements :class:`tmd.plugin.DetectorContext`; records when the detector was last alive."""
-
-    def __init__(self, host: str, loaded: LoadedDetector, roster: Roster) -> None:
-        self._host = host
-        self._loaded = loaded
-        self._roster = roster
-        self.alive_at = self.now()
-        self.waiting = False
-        """In a call of this class, so that the wait does not count against the detector."""
-
-    @property
-    def host(self) -> str:
-        return self._host
-
-    @property
-    def config(self) -> DetectorConfig:
-        return self._loaded.config
-
-    @property
-    def state_dir(self) -> Path:
-        return self._loaded.state_dir
-
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def beat(self) -> None:
-        self.alive_at = self.now()
-
-    async def sleep(self, seconds: float) -> None:
-        self.waiting = True
-        await asyncio.sleep(seconds)
-        self.waiting = False
-        self.beat()
-
-    async def worker_events(self) -> AsyncIterator[WorkerEvent]:
-        feed = self._roster.subscribe(self.now())
-        try:
-            while True:
-                self.waiting = True
-                event = await feed.take()
-                self.waiting = False
-                self.beat()
-                yield event
-        finally:
-            self._roster.unsubscribe(feed)
 
 
 class Watched:
@@ -136,14 +83,19 @@ class Watcher:
         self.posted = WakeEvent()
         """Rings when there may be alerts to publish."""
         self._count = 0
+        self._ending = False
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run until cancelled. A detector that does not stop then is abandoned after ``STOP_S``."""
         async with self._tasks as tasks:
             tasks.create_task(self._publish(), name="alerts")
             tasks.create_task(self._repeat(), name="worker events")
             for watched in self._watched.values():
                 self._start(watched)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._ending = True
 
     async def adopt(self, detectors: list[LoadedDetector]) -> list[str]:
         """Replace the detectors at runtime. Only those whose configuration changed are restarted;
@@ -262,8 +214,8 @@ class Watcher:
         while True:
             started = asyncio.get_running_loop().time()
             try:
-                await _supported(loaded)
-                await self._watch(watched)
+                await supported(loaded)
+                await self._attend(watched)
                 problem = "ended, although it should watch forever"
             except asyncio.CancelledError:
                 task = asyncio.current_task()
@@ -280,29 +232,45 @@ class Watcher:
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_S[1])
 
-    async def _watch(self, watched: Watched) -> None:
+    async def _attend(self, watched: Watched) -> None:
         """Run the detector until it ends, raises or falls silent."""
         loaded = watched.loaded
         loaded.state_dir.mkdir(parents=True, exist_ok=True)
         context = Context(self._host, loaded, self._roster)
-        async with asyncio.timeout(None) as limit:
-            recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
-            keeper = None
-            if loaded.detector.deadline_s is not None:
-                keeper = asyncio.create_task(_keep(context, loaded.detector.deadline_s, limit))
-            try:
-                async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
-                    async for signal in signals:
-                        context.beat()
-                        news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
-                        if news and signal.state is State.CLEARED:
-                            # Repeated states need no pause; a flapping detector must clear, too.
-                            watched.allowance = watched.allowance.spent(context.now())
-                            await context.sleep(watched.allowance.owed_s)
-            finally:
-                recovery.cancel()
-                if keeper is not None:
-                    keeper.cancel()
+        recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
+
+        def stuck() -> None:
+            recovery.cancel()
+            self._report_failure(loaded, "missed its deadline and does not stop")
+
+        run = Run(self._watch(watched, context), context, loaded.detector.deadline_s, stuck)
+        try:
+            while True:
+                try:
+                    return await run.ended()
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if task is None or not task.cancelling() or await run.is_stopped():
+                        raise
+                    if self._ending:
+                        log.warning(
+                            "detector abandoned, as it does not stop", detector=loaded.origin.name
+                        )
+                        raise
+                    task.uncancel()
+        finally:
+            recovery.cancel()
+
+    async def _watch(self, watched: Watched, context: Context) -> None:
+        loaded = watched.loaded
+        async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
+            async for signal in signals:
+                context.beat()
+                news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
+                if news and signal.state is State.CLEARED:
+                    # Repeated states need no pause; a flapping detector must clear, too.
+                    watched.allowance = watched.allowance.spent(context.now())
+                    await context.sleep(watched.allowance.owed_s)
 
     def _report_failure(self, loaded: LoadedDetector, problem: str) -> None:
         self.fold(_failure(loaded, State.RAISED, problem), "watcher", Strategy.ADVISE)
@@ -374,25 +342,6 @@ class Watcher:
             self._roster.repeat(before)
             if self.board.suspects or self.board.memory.standing:
                 self._note(*triage.ripened(self.board, now=time.time(), clock=before))
-
-
-async def _supported(loaded: LoadedDetector) -> None:
-    """Return once the detector can run on this host: a driver or log may appear later."""
-    logged = ""
-    while (reason := loaded.why_not()) is not None:
-        if reason != logged:
-            log.info("detector not used", detector=loaded.origin.name, reason=reason)
-        logged = reason
-        await asyncio.sleep(ASK_S)
-
-
-async def _keep(context: Context, deadline_s: float, limit: asyncio.Timeout) -> None:
-    """Let ``limit`` expire when the detector has not been alive for ``deadline_s``."""
-    while True:
-        await asyncio.sleep(deadline_s / 4)
-        if not context.waiting and context.now() - context.alive_at > deadline_s:
-            limit.reschedule(context.now())
-            return
 
 
 def _failure(loaded: LoadedDetector, state: State, problem: str) -> Signal:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tmd import embedded, extras
 from tmd.cli import output
+from tmd.cli.common import check_folder
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words
@@ -51,6 +52,8 @@ def demo(
     extras.need_trainer("tmd demo")
     if script is not None and seed:
         raise ConfigError("--seed is for the demo's own script: seed yours in the script")
+    if json is not None:
+        check_folder("--json", json)
     console = output.console(markup=True)
     own = (str(SCRIPT), "--seed", str(seed))
     command = (*(own if script is None else (str(script),)), "--steps", str(steps))

@@ -13,6 +13,7 @@ from math import inf
 from msgspec import Struct
 
 from tmd.core.values.model import JobRecord
+from tmd.core.values.view_checks import ENDED
 
 SAFE_PART = 0.8
 """Share of the time to live, from before the request was sent, for which a holder trusts it."""
@@ -114,6 +115,11 @@ def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> flo
     return renew_s * (1 - JITTER * chance)
 
 
+def _is_new_run(record: JobRecord, known: JobRecord) -> bool:
+    ended = known.state in ENDED and record.lease_epoch > known.lease_epoch
+    return ended and not set(record.membership.workers) & set(known.membership.workers)
+
+
 class Receipt(StrEnum):
     """How to treat a record that was read from the store."""
 
@@ -127,8 +133,11 @@ def received(record: JobRecord, known: JobRecord | None, obeyed: int) -> Receipt
     """How to treat ``record``.
 
     ``known`` is the newest record obeyed since the daemon started, ``obeyed`` the highest lease
-    epoch ever obeyed for this job.
+    epoch ever obeyed for this job. The record of a new run replaces that of one that has ended,
+    though its revisions begin anew: somebody has deleted the old one.
     """
+    if known is not None and _is_new_run(record, known):
+        return Receipt.NEW
     if record.lease_epoch < obeyed:
         older = known is not None and record.revision < known.revision
         return Receipt.OLDER if older else Receipt.REFUSED

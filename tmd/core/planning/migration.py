@@ -142,6 +142,11 @@ class PlanFacts:
         known = self._exits.get(worker)
         return None if known is None else known.code
 
+    def was_stopped(self, worker: str) -> bool:
+        """Whether it has exited with status 0 because its launcher was stopped."""
+        known = self._exits.get(worker)
+        return known is not None and known.stopped
+
     def ending(self, workers: Iterable[str]) -> str:
         """The first of ``workers`` that is ending with a status not yet known; empty for none."""
         exits = (self._exits.get(w) for w in workers)

@@ -41,9 +41,9 @@ from tmd.core.values.model import (
     Urgency,
     Verdict,
 )
+from tmd.core.values.view_checks import ENDED
 
 NONE_WANTED = ShadowGoals()
-ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
 def steer(
@@ -106,7 +106,8 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
         return structs.replace(record, state=JobState.FINISHING, detail="")
     if None in codes:
         return None
-    bad = [w for w, c in zip(workers, codes, strict=True) if c != 0]
+    pairs = zip(workers, codes, strict=True)
+    bad = [w for w, c in pairs if c != 0 and not facts.was_stopped(w)]
     if bad:
         detail = f"{', '.join(bad)} failed after the end of training"
         return structs.replace(record, state=JobState.FAILED, detail=detail)

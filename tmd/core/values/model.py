@@ -130,8 +130,8 @@ class Exit(Struct, frozen=True, gc=False):
     job: str
     code: int | None
     """Exit status, as in :mod:`subprocess`; ``None`` while the kernel still ends the process."""
-    at: float
-    """Time at which its end was first seen."""
+    at: float  # when its end was first seen
+    stopped: bool = False  # it exited with 0 at the SIGTERM of its launcher, which `code` names
 
 
 # --- the status of a host -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ MOST_LINES = 200
 """Maximum number of lines; the first and last half stay, which matter most in a traceback."""
 _PERHAPS = re.compile(r"[^\n\x20-\x7e]")
 """Characters in JSON that may need an escape; most text has none."""
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -60,9 +61,18 @@ def ascii_json(text: str) -> str:
     return _PERHAPS.sub(_json_escape, text)
 
 
+def only_ascii_json(text: str) -> str:
+    """The same without any character that ASCII lacks, for a terminal that is not UTF-8."""
+    return _NOT_ASCII.sub(lambda found: _json_unit(found[0]), text)
+
+
 def _json_escape(found: re.Match[str]) -> str:
     character = found[0]
     if escaped(character) == character:
         return character
+    return _json_unit(character)
+
+
+def _json_unit(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))

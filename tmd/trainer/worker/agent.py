@@ -20,6 +20,7 @@ from tmd.core.planning.directives import Directive
 from tmd.core.values.errors import TmdError, WireError
 from tmd.core.values.model import WorkerStatus
 from tmd.core.values.reasons import in_words
+from tmd.folders import refuse_impostor
 from tmd.robust_futex import Held
 
 HEARTBEAT_S = 0.5
@@ -127,6 +128,7 @@ class Agent:
         try:
             connection.settimeout(5)
             connection.connect(str(self._path))
+            refuse_impostor(connection, self._path)
             self._greet(connection)
             reply = _receive(connection)
         except BaseException:

@@ -1,0 +1,148 @@
+"""What a detector runs in: its context, its deadline, and how it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tmd.daemon.plugins import LoadedDetector
+from tmd.daemon.roster import Roster
+from tmd.plugin import DetectorConfig, WorkerEvent
+
+log = structlog.get_logger("tmd.watcher")
+
+ASK_S = 10.0
+"""Interval at which a detector that cannot run on this host is checked again."""
+STOP_S = 5.0
+"""Longest wait for a detector that is to end."""
+
+
+class Context:
+    """Implements :class:`tmd.plugin.DetectorContext`; records when the detector was last alive."""
+
+    def __init__(self, host: str, loaded: LoadedDetector, roster: Roster) -> None:
+        self._host = host
+        self._loaded = loaded
+        self._roster = roster
+        self.alive_at = self.now()
+        self.waiting = False
+        """In a call of this class, so that the wait does not count against the detector."""
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def config(self) -> DetectorConfig:
+        return self._loaded.config
+
+    @property
+    def state_dir(self) -> Path:
+        return self._loaded.state_dir
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def beat(self) -> None:
+        self.alive_at = self.now()
+
+    @contextmanager
+    def _wait(self) -> Iterator[None]:
+        self.waiting = True
+        try:
+            yield
+        finally:  # the detector may cancel its wait, for example by a timeout of its own
+            self.waiting = False
+            self.beat()
+
+    async def sleep(self, seconds: float) -> None:
+        with self._wait():
+            await asyncio.sleep(seconds)
+
+    async def worker_events(self) -> AsyncIterator[WorkerEvent]:
+        feed = self._roster.subscribe(self.now())
+        try:
+            while True:
+                with self._wait():
+                    event = await feed.take()
+                yield event
+        finally:
+            self._roster.unsubscribe(feed)
+
+
+async def supported(loaded: LoadedDetector) -> None:
+    """Return once the detector can run on this host: a driver or log may appear later."""
+    logged = ""
+    while (reason := loaded.why_not()) is not None:
+        if reason != logged:
+            log.info("detector not used", detector=loaded.origin.name, reason=reason)
+        logged = reason
+        await asyncio.sleep(ASK_S)
+
+
+class Run:
+    """One run of a detector, in a task of its own: code of a plug-in may ignore that it is
+    cancelled, and must hold up nobody then.
+
+    Args:
+        work: the detector.
+        context: records when it was last alive.
+        deadline_s: how long it may be silent; ``None`` is for ever.
+        stuck: called if it has missed its deadline and does not stop.
+    """
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, None],
+        context: Context,
+        deadline_s: float | None,
+        stuck: Callable[[], None],
+    ) -> None:
+        self._running = asyncio.create_task(work)
+        self._context = context
+        self._deadline_s = deadline_s
+        self._stuck = stuck
+        self._missed = False
+        self._told = False
+
+    async def ended(self) -> None:
+        """Wait until it has ended. May be cancelled, and called again.
+
+        Raises:
+            TimeoutError: it has missed its deadline.
+            Exception: what it raised.
+        """
+        if self._deadline_s is not None and not self._missed:
+            await self._wait_until_overdue(self._deadline_s)
+        if self._missed and not self._told and not await self.is_stopped():
+            self._told = True
+            self._stuck()
+        await asyncio.wait([self._running])
+        if self._missed and self._running.cancelled():
+            raise TimeoutError
+        self._running.result()
+
+    async def is_stopped(self) -> bool:
+        """Cancel it; return whether it has ended within ``STOP_S``."""
+        self._running.cancel()
+        await asyncio.wait([self._running], timeout=STOP_S)
+        return self._running.done()
+
+    async def _wait_until_overdue(self, deadline_s: float) -> None:
+        keeper = asyncio.create_task(_overdue(self._context, deadline_s))
+        try:
+            await asyncio.wait([self._running, keeper], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            keeper.cancel()
+        self._missed = not self._running.done()
+
+
+async def _overdue(context: Context, deadline_s: float) -> None:
+    """Return once the detector has not been alive for ``deadline_s``."""
+    while context.waiting or context.now() - context.alive_at <= deadline_s:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(deadline_s / 4)
