@@ -116,7 +116,7 @@ def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> flo
 
 
 def _is_new_run(record: JobRecord, known: JobRecord) -> bool:
-    ended = known.state in ENDED and record.lease_epoch > known.lease_epoch
+    ended = known.state in ENDED and record.lease_epoch >= known.lease_epoch
     return ended and not set(record.membership.workers) & set(known.membership.workers)
 
 

@@ -28,11 +28,7 @@ from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
 """Bytes; smaller buffers are copied in every step, larger ones in the first two. From then on a
-larger one is copied and compared again in the :data:`PROBES` steps after one that has written to
-it, and in all steps once one has changed it."""
-PROBES = 2
-PROBE_EVERY = 50
-"""Steps after which a buffer that is written to without a change is compared again."""
+larger one is copied and compared again in all steps after one that has written to it."""
 
 Shift = Callable[[bytes, int], bytes]
 
@@ -68,10 +64,8 @@ class LocalState:
         self._saved: dict[str, SavedBuffer] = {}
         self._marks: dict[str, Mark] = {}
         """Of large buffers that are not copied: what differs once somebody has written to them."""
-        self._probed: dict[str, int] = {}
-        """Of those that somebody has written to: in how many steps they are still compared."""
-        self._unchanged: set[str] = set()
-        """Those that had the same values afterwards: DDP writes so in each step."""
+        self._written: set[str] = set()
+        """Those of them to which somebody has written since: they are copied and compared."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -87,22 +81,12 @@ class LocalState:
         self._keep(trains=trains, repeats=repeats)
         self._steps += trains
 
-    def _count_probes(self) -> None:
-        for name, left in list(self._probed.items()):
-            if left and name not in self._seen:
-                self._probed[name] = left - 1
-            else:
-                del self._probed[name]
-                self._unchanged.add(name)
-
     def keep(self) -> None:
         """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
         self._keep(trains=False)
 
     def _keep(self, *, trains: bool, repeats: bool = False) -> None:
         self._moved.keep(trains=trains, repeats=repeats)
-        if trains:
-            self._count_probes()
         found = self._found()
         self._saved = {
             name: SavedBuffer(buffer, part(buffer.buffer).clone())
@@ -175,9 +159,8 @@ class LocalState:
         self._moved.look()
         found = self._found()
         for name, mark in self._marks.items():
-            written = name not in found or _mark(found[name].buffer) != mark
-            if written and (name not in self._unchanged or self._steps % PROBE_EVERY == 0):
-                self._probed[name] = PROBES
+            if name not in found or _mark(found[name].buffer) != mark:
+                self._written.add(name)
 
     def set_aside(self) -> None:
         """A step in which an optimizer should have run ends without one: save what code after its
@@ -242,7 +225,7 @@ class LocalState:
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
         small = buffer.numel() * buffer.element_size() <= SMALL
-        known = name in self._seen or name in self._statistics or name in self._probed
+        known = name in self._seen or name in self._statistics or name in self._written
         return small or self._steps < 2 or known
 
     def _packed(self, buffers: dict[str, Tensor]) -> bytes:

@@ -115,9 +115,8 @@ class MovedParameters:
     def set_aside(self) -> None:
         """The step ends without an update: copy what the code after its block may change."""
         moved = _moved(self._kept, self._marks()) - self._copies.keys()
-        # An optimizer that a scaler has skipped votes last: code for after the vote ran before it.
-        if moved - self._after_vote:
-            self._lost = self._all[min(moved - self._after_vote)].name
+        if moved:
+            self._lost = self._all[min(moved)].name
         for number in self._after_vote - self._copies.keys() - moved:
             self._copies[number] = _host_copy(part(self._all[number].param))
         self._voted = None
@@ -186,7 +185,7 @@ def _mark(param: nn.Parameter, *, sampled: bool) -> Mark:
     # In nearly every step of a job: few calls of torch. A tensor of inference mode has no version.
     version = -1 if param.is_inference() else param._version
     memory = 0 if hasattr(param, "to_local") else param.data_ptr()
-    if not sampled or (own := part(param)).is_meta or not own.numel():
+    if not sampled or not (own := part(param)).data_ptr():
         return Mark(version, memory, b"")
     some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
     return Mark(version, memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
