@@ -95,7 +95,8 @@ ACTIONS: dict[str, Callable[[], object]] = {
 def flip(following: ShadowSession) -> None:
     """Flip one bit of one parameter of a joiner, as faulty memory does."""
     param = following._units.params[0]
-    param.detach().view(-1).view(torch.int32)[:1].bitwise_xor_(1)
+    # Through `data`: faulty memory counts no new version of the tensor.
+    param.data.view(-1).view(torch.int32)[:1].bitwise_xor_(1)
 
 
 def sever(fabric: tmd.fabric.Fabric) -> None:
