@@ -212,6 +212,25 @@ async def until(condition, what):
         await asyncio.sleep(0.01)
 
 
+@asynccontextmanager
+async def daemon(*module, file, **variables):
+    """A daemon with the configuration ``file``, until SIGTERM at the end; its log is beside it."""
+    with file.with_name("log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", *module, "-c", str(file)),
+            stderr=log,
+            env={**os.environ, **variables},
+        )
+    try:
+        yield process
+        process.terminate()
+        await asyncio.wait_for(process.wait(), WITHIN_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
     """A new check, then invalid files, then another log level: same process, no state lost."""
     cluster, file, log_file = f"r{os.urandom(4).hex()}", tmp_path / "tmd.toml", tmp_path / "log"
@@ -219,12 +238,6 @@ async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
     quiet = "[log]\nlevel = 'error'\n"
     file.write_text(base + quiet + CHECK.format(name="first"))
     store = RedisStore(redis_url, cluster, store_key(b"0123456789abcdef", cluster))
-    with log_file.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(file)),
-            stderr=log,
-            env={**os.environ, "TMD_CLUSTER__SECRET": "0123456789abcdef"},
-        )
 
     async def raised(*names):
         hosts = (await store.snapshot()).hosts
@@ -236,34 +249,31 @@ async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
         return word in log_file.read_text()
 
     seen = {}
+    variables = {"TMD_CLUSTER__SECRET": "0123456789abcdef"}
     try:
-        await until(lambda: raised("first"), "the first check reports")
-        before = dict(seen)
-        file.write_text(base + quiet + CHECK.format(name="first") + CHECK.format(name="second"))
-        process.send_signal(signal.SIGHUP)
-        await until(lambda: raised("first", "second"), "the second check reports")
-        file.write_text(base + "[nonsense]\n")
-        process.send_signal(signal.SIGHUP)
-        await until(lambda: logged("nonsense"), "the error is logged")
-        file.write_text("cluster = 'prod'\n")
-        process.send_signal(signal.SIGHUP)
-        await until(lambda: logged("TMD_CLUSTER__SECRET"), "the second error is logged")
-        file.write_text(base + "[leader]\nttl_s = 20.0\n" + CHECK.format(name="first"))
-        silent = not await logged("configuration reloaded")
-        process.send_signal(signal.SIGHUP)
-        await until(lambda: logged("[leader] ttl_s"), "the keys that need a restart are logged")
-        await until(lambda: logged("configuration reloaded"), "and it is done")
-        process.terminate()
-        code = await asyncio.wait_for(process.wait(), WITHIN_S)
+        async with daemon("tmd.cli", "daemon", file=file, **variables) as process:
+            await until(lambda: raised("first"), "the first check reports")
+            before = dict(seen)
+            file.write_text(base + quiet + CHECK.format(name="first") + CHECK.format(name="second"))
+            process.send_signal(signal.SIGHUP)
+            await until(lambda: raised("first", "second"), "the second check reports")
+            file.write_text(base + "[nonsense]\n")
+            process.send_signal(signal.SIGHUP)
+            await until(lambda: logged("nonsense"), "the error is logged")
+            file.write_text("cluster = 'prod'\n")
+            process.send_signal(signal.SIGHUP)
+            await until(lambda: logged("TMD_CLUSTER__SECRET"), "the second error is logged")
+            file.write_text(base + "[leader]\nttl_s = 20.0\n" + CHECK.format(name="first"))
+            silent = not await logged("configuration reloaded")
+            process.send_signal(signal.SIGHUP)
+            await until(lambda: logged("[leader] ttl_s"), "the keys that need a restart are logged")
+            await until(lambda: logged("configuration reloaded"), "and it is done")
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
         await store.close()
 
+    assert process.returncode == 0
     assert seen.items() >= before.items()
     assert silent
-    assert code == 0
 
 
 DEAF = """
@@ -292,25 +302,14 @@ async def test_a_daemon_ends_although_a_detector_does_not(redis_url, tmp_path):
     file, log_file = tmp_path / "tmd.toml", tmp_path / "log"
     base = BASE.format(cluster="deaf", url=redis_url, folder=tmp_path)
     file.write_text(base.replace('"exec"', '"deaf"'))
-    with log_file.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tmd.daemon", "-c", str(file)),
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])},
-        )
 
     async def runs():
         return (tmp_path / "state" / "detectors" / "deaf" / "runs").exists()
 
-    try:
+    path = os.pathsep.join([*sys.path, str(tmp_path)])
+    async with daemon("tmd.daemon", file=file, PYTHONPATH=path) as process:
         await until(runs, "the detector runs")
-        process.terminate()
-        code = await asyncio.wait_for(process.wait(), WITHIN_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
-    assert code == 0
+    assert process.returncode == 0
     assert "detector abandoned" in log_file.read_text()
     assert not (tmp_path / "tmd.sock").exists()

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import tmd.trainer
-from tmd.campaign.job import Net, Optimizer, injector
+from tmd.campaign.job import Net, Optimizer, injector, samples
 from tmd.trainer import DataPlace, StepResult
 from tmd.trainer.state.digests import digest_of
 
@@ -107,12 +107,9 @@ def main() -> None:
     session = tmd.trainer.join()
     injector.follow(session)
     dist.init_process_group("tmd")
-    draw = torch.Generator().manual_seed(1)
     # One batch less than all steps need: the last step has half of them.
     size = dist.get_world_size() * BATCH * (args.steps * ACCUMULATE - 1)
-    data = TensorDataset(
-        torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)
-    )
+    data = TensorDataset(*samples(size))
 
     def cut(place: DataPlace) -> DataLoader[tuple[Tensor, ...]]:
         part = Subset(data, range(place.part, size, place.parts))

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import tmd.trainer
-from tmd.campaign.job import Net, Optimizer, injector
+from tmd.campaign.job import Net, Optimizer, injector, samples
 from tmd.trainer.state.digests import digest_of
 
 ACCUMULATE = 2
@@ -62,10 +62,7 @@ def main() -> None:
     session = tmd.trainer.join()
     injector.follow(session)
     dist.init_process_group("tmd")
-    draw = torch.Generator().manual_seed(1)
-    data = TensorDataset(
-        torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw)
-    )
+    data = TensorDataset(*samples())
     sampler = session.sampler(len(data), 8, args.steps * ACCUMULATE, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)
     net = Net(24)

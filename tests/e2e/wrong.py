@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import tmd.trainer
-from tmd.campaign.job import injector
+from tmd.campaign.job import injector, samples
 from tmd.trainer.state.digests import digest_of
 
 WAYS = ("counter", "prefetch", "seed", "average", "master")
@@ -30,10 +30,7 @@ def main() -> None:
     session = tmd.trainer.join()
     injector.follow(session)
     dist.init_process_group("tmd")
-    draw = torch.Generator().manual_seed(1)
-    data = TensorDataset(
-        torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw)
-    )
+    data = TensorDataset(*samples())
     loader = DataLoader(data, batch_size=8, sampler=session.sampler(256, 8, args.steps, seed=3))
     net = nn.Linear(16, 4)
     model = DistributedDataParallel(net)

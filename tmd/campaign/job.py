@@ -47,6 +47,12 @@ class Net(nn.Module):
         return self.head(hidden * self.mask)
 
 
+def samples(size: int = 256) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of four classes, the same in each process."""
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)
+
+
 class Augmented(TensorDataset):
     """Adds noise when an item is loaded, as random crops do."""
 
@@ -143,8 +149,7 @@ def main() -> None:
         name and os.environ.get("TMD_WORKER", "").startswith(name + "/")
         for name in (args.odd_host, args.slow_host, args.blind_host)
     )
-    draw = torch.Generator().manual_seed(1)
-    data = Augmented(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
+    data = Augmented(*samples())
     sampler = session.sampler(len(data), 8, args.steps, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=args.loaders)
     # Sharded over three ranks: a standby's shard must be as large as that of any rank.

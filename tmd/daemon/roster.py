@@ -16,8 +16,8 @@ from tmd.daemon.bus import WakeEvent
 from tmd.plugin import WorkerEvent
 
 EXITS_KEPT = 64
-"""Exits that are kept at the least. Of twice as many workers as there were at once they are kept,
-too: a job has ended once the exits of all its workers are known."""
+"""At least this many exits are kept, and twice as many as there were workers at once: a job has
+ended only once the exits of all its workers are known."""
 
 QUIET_FIELDS = frozenset(
     ["step", "loss", "step_seconds", "stands_s", "pace", "waiting", "rss_bytes", "shadow", "kept"]

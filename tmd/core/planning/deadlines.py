@@ -24,9 +24,9 @@ class Seen(NamedTuple):
     situation: Situation
     since: float
     unheard: Mapping[str, float]
-    """Members, parties of the plan, and standbys that shadow a rank, if no host reports them: since
-    when. They do not count as a part of the situation: in a large job some host always misses a
-    heartbeat, and no deadline would ever pass."""
+    """By worker, since when no host has reported it: of members, parties of the plan, and standbys
+    that shadow a rank. Silence is no part of the situation: in a large job some host always misses
+    a heartbeat, and no deadline would ever pass."""
 
     def age(self, now: float) -> float:
         """Seconds for which the situation has lasted."""

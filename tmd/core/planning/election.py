@@ -115,11 +115,6 @@ def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> flo
     return renew_s * (1 - JITTER * chance)
 
 
-def _is_new_run(record: JobRecord, known: JobRecord) -> bool:
-    ended = known.state in ENDED and record.lease_epoch >= known.lease_epoch
-    return ended and not set(record.membership.workers) & set(known.membership.workers)
-
-
 class Receipt(StrEnum):
     """How to treat a record that was read from the store."""
 
@@ -144,3 +139,8 @@ def received(record: JobRecord, known: JobRecord | None, obeyed: int) -> Receipt
     if known is not None and record.revision < known.revision:
         return Receipt.OLDER
     return Receipt.KNOWN if record == known else Receipt.NEW
+
+
+def _is_new_run(record: JobRecord, known: JobRecord) -> bool:
+    ended = known.state in ENDED and record.lease_epoch >= known.lease_epoch
+    return ended and not set(record.membership.workers) & set(known.membership.workers)

@@ -9,12 +9,16 @@ from tmd.core.planning.standbys import barred, in_reserve
 from tmd.core.values.model import (
     Activity,
     ClusterView,
+    HostStatus,
     JobRecord,
     JobState,
     Member,
     Membership,
     WorkerStatus,
 )
+
+Workers = list[tuple[str, WorkerStatus]]
+"""Workers, each with the name of its host."""
 
 
 def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
@@ -24,7 +28,7 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
     if there are no others. ``before`` is the record of an ended run with the same name, whose
     epochs and revisions continue.
     """
-    fresh = _fresh(view, job)
+    fresh = _fresh(_fit(view, job))
     size = len(fresh) and fresh[0][1].world_size
     common = commonest(w for _, w in fresh)
     fit = [(h, w) for h, w in fresh if mismatch(w, common) is None]
@@ -48,33 +52,27 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
 
 def unformed(view: ClusterView, job: str) -> str:
     """Why a job with enough workers is not formed; empty if nobody has to do anything."""
-    fresh = _fresh(view, job)
-    if uneven := _uneven(view, job):
+    come = _fit(view, job)
+    if uneven := _uneven(come):
         return f"the job is not formed: {uneven}"
+    fresh = _fresh(come)
     common = commonest(w for _, w in fresh)
     unlike = [(w, found) for _, w in fresh if (found := mismatch(w, common))]
     if unlike and len(fresh) - len(unlike) < fresh[0][1].world_size <= len(fresh):
         why = "; ".join(f"worker {w.worker}: {found.why}" for w, found in unlike)
         remedies = "; ".join(dict.fromkeys(found.remedy for _, found in unlike))
         return f"the job is not formed: {why}: {remedies}"
-    waiting = {
-        host.host: w.world_size
-        for host in view.hosts_of(job)
-        for w in host.workers
-        if w.job == job and w.activity is Activity.STARTING and w.address
-    }
-    held = sorted(waiting.keys() & barred(view))
+    held = sorted({host.host for host, _ in _starting(view, job)} & barred(view))
     if not held:
         return ""
     names = ", ".join(held)
     return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
 
 
-def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
-    """Workers that may get a rank of a new run, by host: those of the only world that is complete,
-    since a launcher of an earlier run with the same name may still be there. None if several are.
-    """
-    found = _starting(view, job)
+def _fresh(found: Workers) -> Workers:
+    """Of ``found`` those that may get a rank of a new run: the ones of the only world that is
+    complete, since a launcher of an earlier run with the same name may still be there. None if
+    several worlds are complete."""
     sizes = Counter(w.world_size for _, w in found)
     whole = [size for size, number in sizes.items() if number >= size]
     if len(whole) > 1:
@@ -83,22 +81,30 @@ def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
     return [(host, w) for host, w in found if w.world_size == size]
 
 
-def _starting(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
-    """Workers that wait for a rank of a new run, by host."""
+def _fit(view: ClusterView, job: str) -> Workers:
+    """Workers that wait for a rank of a new run, on hosts that may have one."""
     drained = barred(view)
     return [
-        (host.host, w)
-        for host in view.hosts_of(job)
+        (host.host, worker)
+        for host, worker in _starting(view, job)
         if not (host.standby or host.host in drained)
-        for w in host.workers
-        if w.job == job and w.activity is Activity.STARTING and w.address
     ]
 
 
-def _uneven(view: ClusterView, job: str) -> str:
+def _starting(view: ClusterView, job: str) -> list[tuple[HostStatus, WorkerStatus]]:
+    """Workers that wait for a rank of a new run."""
+    return [
+        (host, worker)
+        for host in view.hosts_of(job)
+        for worker in host.workers
+        if worker.job == job and worker.activity is Activity.STARTING and worker.address
+    ]
+
+
+def _uneven(found: Workers) -> str:
     """What is wrong if workers of one job were launched for worlds of different sizes."""
     hosts: dict[int, str] = {}
-    for host, worker in _starting(view, job):
+    for host, worker in found:
         hosts.setdefault(worker.world_size, host)
     if len(hosts) < 2:
         return ""

@@ -19,6 +19,7 @@ from tmd.core.planning.scheduler_drains import (
     host_drains,
     known_hosts,
     matching,
+    unclear,
 )
 from tmd.core.values.model import FINAL, Alert, ClusterView, HostStatus
 from tmd.core.values.printable import printable
@@ -29,6 +30,7 @@ BY = "kubernetes:"
 CONDITION = "TmdHealthy"
 """Type of the node condition that says whether tmd holds the host of the node fit."""
 HOST = "tmd-trainmover/host"
+TAKEN = f"each is taken for host {{host}}; the annotation {HOST} of a node names its host"
 """Annotation of a node that names its host of tmd, if that is not the name of the node."""
 COMPLETE = "DrainComplete"
 """Type of the condition of a DrainRequest for which NVSentinel waits."""
@@ -104,8 +106,8 @@ class Rules(Struct, frozen=True):
     hosts_share: float = 0.5
     """Share of the hosts, at least two, that drains of Kubernetes must not reach."""
     gone_s: float = 60.0
-    """How long a host must be silent that holds no rank until it can be drained: longer than
-    daemons take to put the records of jobs back into a Redis that has lost them."""
+    """How long a host without a rank must be silent before it can be drained: longer than daemons
+    take to put the records of jobs back into a Redis that has lost them."""
     settled_s: float = 2.0
     """How long a drain must stand before its host counts as free: longer than a leader takes from
     its look at the cluster to its plan."""
@@ -169,7 +171,7 @@ def changes(
             and _is_free(view, own[request.node])
         ),
         problems=(
-            *_unclear(claims),
+            *unclear(claims, TAKEN),
             *found.waiting,
             *_stuck(view, waiting, nodes, own, records),
             *(_absent(host) for host in absent if host in living),
@@ -197,15 +199,6 @@ def _claims(
         if host is not None:
             found.setdefault(host, []).append(node.name)
     return found
-
-
-def _unclear(claims: Mapping[str, Sequence[str]]) -> list[str]:
-    return [
-        f"nodes {', '.join(names)} are left alone: each is taken for host {host}; the annotation "
-        f"{HOST} of a node names its host"
-        for host, names in sorted(claims.items())
-        if len(names) > 1
-    ]
 
 
 def _requests_of(requests: Iterable[NodeDrain]) -> dict[str, list[NodeDrain]]:

@@ -276,13 +276,14 @@ def _moved_on(
         return None
     event, reason = happened
     if plan.phase is Phase.SYNC and event is not PlanEvent.SYNCED:
-        troubled, rejected = _troubled(plan, facts, age, limits)
-        late = unheard_joiners(plan, facts) if troubled else _unsynced(plan, facts)
+        rejected, late = _dropped(plan, facts, age, limits)
+        if not (rejected or late):
+            late = _unsynced(plan, facts)
         return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
     if event is PlanEvent.JOINERS_READY:
         plan = structs.replace(plan, how=how_prepared(plan, facts))
     if event is PlanEvent.JOINER_LOST:
-        rejected, late = _troubled(plan, facts, age, limits)[1], unheard_joiners(plan, facts)
+        rejected, late = _dropped(plan, facts, age, limits)
         plan = structs.replace(plan, rejected=rejected, late=late)
     moved = _with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
@@ -331,13 +332,13 @@ def _with_choice(
     return structs.replace(settled, plan=structs.replace(plan, choice=choice))
 
 
-def _troubled(
+def _dropped(
     plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
-) -> tuple[bool, tuple[str, ...]]:
-    """Whether a joiner cannot continue ``plan``, and those that never will: one of which nothing is
-    heard may report again."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """If joiners cannot continue ``plan``: those that never will, and all of which nothing is
+    heard, since they may report again. Otherwise none."""
     troubled, unheard = troubled_joiners(plan, facts, age, limits), unheard_joiners(plan, facts)
-    return bool(troubled), tuple(w for w in troubled if w not in unheard)
+    return tuple(w for w in troubled if w not in unheard), unheard if troubled else ()
 
 
 def _unsynced(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:

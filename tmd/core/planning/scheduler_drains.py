@@ -7,7 +7,7 @@ scheduler's name. Only requests in that name are ever withdrawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -187,6 +187,18 @@ def matching(hosts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
         elif len(alike) == 1 and not (domain and "." in alike[0]):
             found[name] = alike[0]
     return found
+
+
+def unclear(claims: Mapping[str, Sequence[str]], why: str) -> list[str]:
+    """A sentence about each host that several nodes claim to be; ``claims``: their names by host.
+
+    ``why`` ends it, and may name the ``{host}``.
+    """
+    return [
+        f"nodes {', '.join(names)} are left alone: {why.format(host=host)}"
+        for host, names in sorted(claims.items())
+        if len(names) > 1
+    ]
 
 
 def faults_of(host: HostStatus | None) -> list[Alert]:

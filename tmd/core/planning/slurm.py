@@ -7,7 +7,7 @@ side takes back only what this module has set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -18,6 +18,7 @@ from tmd.core.planning.scheduler_drains import (
     host_drains,
     known_hosts,
     matching,
+    unclear,
 )
 from tmd.core.values.model import ClusterView
 
@@ -25,6 +26,7 @@ SINFO_FORMAT = "%N|%T|%E"
 """Name, state and reason of a node, for ``sinfo --all --Node --noheader``."""
 BY = "slurm:"
 """Beginning of the requester of a drain that stands for the state of a node."""
+MAY_BE = "each may be host {host}; give the host the name of its node ([host] name)"
 REASON = "tmd: "
 """Beginning of the reason of a node that was drained for a finding of tmd."""
 DRAINS = frozenset({"drain", "draining", "drained", "fail", "failing"})
@@ -123,7 +125,8 @@ def changes(
             mark.append((node.name, brief(f"{REASON}{faults[0].code}: {faults[0].message}")))
         elif node.is_ours and record.is_over(node.code, now, rules.resume_after_s):
             resume.append(node.name)
-    problems = (*_unclear(claims), *found.waiting, *absent)
+    names = {host: sorted(node.name for node in of_host) for host, of_host in claims.items()}
+    problems = (*unclear(names, MAY_BE), *found.waiting, *absent)
     return Changes(found.drain, found.undrain, tuple(mark), tuple(resume), problems)
 
 
@@ -142,12 +145,3 @@ def _claims(view: ClusterView, nodes: Iterable[Node]) -> dict[str, list[Node]]:
             found.setdefault(hosts[node.name], []).append(node)
     exact = {node.name: [node] for node in listed}
     return {host: exact.get(host, claimants) for host, claimants in found.items()}
-
-
-def _unclear(claims: Mapping[str, Sequence[Node]]) -> list[str]:
-    return [
-        f"nodes {', '.join(sorted(node.name for node in claimants))} are left alone: each may be "
-        f"host {host}; give the host the name of its node ([host] name)"
-        for host, claimants in sorted(claims.items())
-        if len(claimants) > 1
-    ]

@@ -15,5 +15,5 @@ class Breaker(Struct, frozen=True):
     by: str = ""
     """The operator that closed it."""
     counted: dict[str, float] = {}
-    """Findings and plans, by id, that bear a later time than ``at`` although they were there when
-    it was closed, and that time: somebody's clock is ahead."""
+    """By id, the time of each finding and plan that existed when it was closed, if that time is
+    later than ``at``: the clock of its host is ahead."""

@@ -20,7 +20,7 @@ from tmd.fabric import Link
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.digests import Digest
-from tmd.trainer.state.layout import Layout, Layouts, TensorSpec, dtype_of
+from tmd.trainer.state.layout import Layout, Layouts, TensorSpec, dtype_of, spec_of
 from tmd.trainer.state.units import Units
 
 PURPOSE = "mirror"
@@ -211,7 +211,7 @@ _decoder = msgpack.Decoder(Envelope)
 
 def specs_of(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
     """Announcement of a body of ``tensors``."""
-    return tuple(TensorSpec(tuple(t.shape), str(t.dtype)) for t in tensors)
+    return tuple(map(spec_of, tensors))
 
 
 def send(

@@ -30,7 +30,8 @@ class Lag:
         return statistics.median([b - a for a, b in itertools.pairwise(times)] or [0.0])
 
     def pace_s(self, now: float) -> float:
-        """The same, or as long as a step has lasted at least by ``now``, if it is the first one."""
+        """As :attr:`step_s`. While the first step still runs it is the time since its boundary, the
+        least that the step can take."""
         if len(self._boundaries) == 1:
             return now - self._boundaries[0]
         return self.step_s

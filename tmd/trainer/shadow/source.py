@@ -108,9 +108,9 @@ class ShadowSource:
         self._tails = True
         """Whether the joiner may have to jump over steps."""
         self._copied = 0
+        """Number of the first unit that was not yet copied."""
         self._moved = 0
         """Bytes that the joiner's side has taken."""
-        """Number of the first unit that was not yet copied."""
         self._whole = threading.Event()
         self._ready_at = 0.0
         self._digest: UnitDigest | None = None

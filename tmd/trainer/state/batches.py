@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tmd.trainer.state.buffers import equal
+from tmd.trainer.state.buffers import equal, version
 
 SMALL = 1 << 20
 """Bytes. The tensors of a smaller batch are always copied, which takes less than a millisecond."""
@@ -68,11 +68,11 @@ class _DrawnTensor(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, *, copied: bool) -> _DrawnTensor:
         kept = _copy_of(tensor) if copied and _is_dense(tensor) else None
-        return cls(tensor, _version(tensor), tensor.requires_grad, kept)
+        return cls(tensor, version(tensor), tensor.requires_grad, kept)
 
     @property
     def is_intact(self) -> bool:
-        return _version(self.tensor) == self.version
+        return version(self.tensor) == self.version
 
     def as_drawn(self) -> Tensor:
         """The tensor with its first values. They are put back in place where that is possible:
@@ -159,10 +159,6 @@ class _Containers:
         items = list(values)
         # A batch may have a list of numbers for each sample.
         return items if set(map(type, items)) <= SCALARS else list(map(self.copied, items))
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -1,15 +1,42 @@
-"""Compares and copies many tensors, with one wait for a device instead of one for each tensor."""
+"""Finds the buffers of modules, and compares and copies many tensors, with one wait for a device
+instead of one for each tensor."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tmd.fabric import device
 from tmd.trainer.state.digests import raws
+
+
+class BufferSlot(NamedTuple):
+    """A name of a buffer in a module."""
+
+    path: str
+    """Its name from the outermost module on."""
+    owner: nn.Module
+    """The module that has it."""
+    name: str
+    """Its name there."""
+    held: Tensor | None
+    """The buffer, once there is one."""
+
+
+def slots(module: nn.Module) -> Iterator[BufferSlot]:
+    """All names of buffers in ``module``, with a buffer or without."""
+    for prefix, owner in module.named_modules():
+        for name, held in owner._buffers.items():
+            yield BufferSlot(f"{prefix}.{name}" if prefix else name, owner, name, held)
+
+
+def version(tensor: Tensor) -> int:
+    """Counts what is written to ``tensor``; always 0 for one of inference mode, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> set[str]:

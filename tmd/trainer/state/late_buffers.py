@@ -6,13 +6,14 @@ that it has, and removes the others, so that the next forward pass does what it 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.buffers import slots
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.layout import Layout, Node, TensorSpec, dtype_of, spec_of
 
@@ -25,14 +26,14 @@ class LateBuffers:
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self._name, self._module = name, module
-        self._first = {path: held is not None for path, _, _, held in _slots(module)}
+        self._first = {slot.path: slot.held is not None for slot in slots(module)}
         """All names of buffers at the registration, and whether there was a buffer."""
         self._owners = {path for path, _ in module.named_modules()}
         """Submodules at the registration. One that a forward pass makes brings its own buffers."""
 
     def awaited(self) -> set[str]:
         """Names of buffers that are not yet here."""
-        return {path for path, _, _, held in _slots(self._module) if held is None}
+        return {slot.path for slot in slots(self._module) if slot.held is None}
 
     def among(self, layout: Layout) -> dict[str, TensorSpec]:
         """The buffers in a layout of the module's parameters and buffers."""
@@ -52,7 +53,7 @@ class LateBuffers:
         Raises:
             StateMismatch: a buffer cannot be made, or was here at the registration.
         """
-        held = {path: tensor for path, _, _, tensor in _slots(self._module)}
+        held = {slot.path: slot.held for slot in slots(self._module)}
         self._check(wanted, held)
         for path, buffer in list(self._module.named_buffers()):
             if path not in wanted and path.rpartition(".")[0] in self._owners:
@@ -72,19 +73,19 @@ class LateBuffers:
                     f"{SAME}"
                 )
         for path in wanted:
-            owner = _owner(self._module, path)
-            if path not in held and hasattr(owner, path.rpartition(".")[2]):
+            owner, name = _owner(self._module, path), path.rpartition(".")[2]
+            if path not in held and owner is not None and hasattr(owner, name):
                 raise StateMismatch(
                     f"buffer {self._name}.{path} is there, and cannot be made here: {SAME}"
                 )
 
     def _remove(self, buffer: Tensor) -> None:
-        for path, owner, name, held in list(_slots(self._module)):
-            if held is buffer and path in self._first:
-                owner._buffers[name] = None
-            elif held is buffer:
+        for slot in list(slots(self._module)):
+            if slot.held is buffer and slot.path in self._first:
+                slot.owner._buffers[slot.name] = None
+            elif slot.held is buffer:
                 # The module asks whether it has such an attribute.
-                delattr(owner, name)
+                delattr(slot.owner, slot.name)
 
     def _make(self, path: str, spec: TensorSpec, before: Tensor | None) -> None:
         owner, name = _owner(self._module, path), path.rpartition(".")[2]
@@ -96,15 +97,8 @@ class LateBuffers:
         if name in owner._buffers:
             owner._buffers[name] = made
         else:
-            # Whether it is in a state dict is not known, and the forward pass does not ask.
+            # Nothing here tells whether the script keeps it in its state dict.
             owner.register_buffer(name, made, persistent=False)
-
-
-def _slots(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    """All buffers and names of buffers: path, owner, name and the buffer, if it is there."""
-    for prefix, owner in module.named_modules():
-        for name, held in owner._buffers.items():
-            yield f"{prefix}.{name}" if prefix else name, owner, name, held
 
 
 def _owner(module: nn.Module, path: str) -> nn.Module | None:

@@ -134,7 +134,7 @@ def unflatten(layout: Layout, tensors: Iterator[Tensor]) -> Any:
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """What represents a plain tensor."""
+    """The layout of a tensor that is not distributed."""
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype))
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
-from tmd.trainer.state.buffers import bytes_of, differing, equal
+from tmd.trainer.state.buffers import BufferSlot, bytes_of, differing, equal, slots, version
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.moved_parameters import MovedParameters
@@ -31,6 +31,8 @@ SMALL = 64 << 10
 larger one is copied and compared again in all steps after one that has written to it."""
 
 Shift = Callable[[bytes, int], bytes]
+Mark = tuple[int, int]
+"""What differs once somebody has written to a buffer, or put another one in its place."""
 
 
 class LocalState:
@@ -55,8 +57,8 @@ class LocalState:
         self._params = [p for m in modules for p in m.parameters()]
         self._statistics = {
             name
-            for name, owner, _, held in _slots(modules)
-            if held is not None and held.numel() and keeps_statistics(owner)
+            for name, slot in _slots(modules)
+            if slot.held is not None and slot.held.numel() and keeps_statistics(slot.owner)
         }
         self._seen: set[str] = set()
         """Buffers that have changed."""
@@ -72,8 +74,12 @@ class LocalState:
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
     def begin(self, *, trains: bool = True, repeats: bool = False) -> None:
-        """Save what a poisoned step would change, at the start of a step that ``trains``, and of
-        which is known that it will be repeated (``repeats``)."""
+        """A step begins: save what it would change if it were poisoned.
+
+        Args:
+            trains: whether an optimizer runs in the step.
+            repeats: whether the step will be repeated in any case.
+        """
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
@@ -157,7 +163,7 @@ class LocalState:
     def at_vote(self) -> None:
         """Note what a step has changed in which an optimizer runs next."""
         self._moved.look()
-        found = self._found()
+        found = self._found() if self._marks else {}
         for name, mark in self._marks.items():
             if name not in found or _mark(found[name].buffer) != mark:
                 self._written.add(name)
@@ -218,9 +224,9 @@ class LocalState:
 
     def _found(self) -> dict[str, FoundBuffer]:
         return {
-            name: FoundBuffer(owner, own_name, held)
-            for name, owner, own_name, held in _slots(self._registry.modules)
-            if held is not None and part(held).numel()
+            name: FoundBuffer(slot.owner, slot.name, slot.held)
+            for name, slot in _slots(self._registry.modules)
+            if slot.held is not None and part(slot.held).numel()
         }
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
@@ -262,21 +268,15 @@ class SavedBuffer(NamedTuple):
             own.data.copy_(self.copy)
 
 
-Mark = tuple[int, int]
-
-
 def _mark(buffer: Tensor) -> Mark:
-    """What differs once somebody has written to ``buffer`` or put another one in its place."""
-    # A tensor of inference mode has no version.
-    return id(buffer), -1 if buffer.is_inference() else buffer._version
+    return id(buffer), version(buffer)
 
 
-def _slots(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    """Each buffer: its name, the module that has it, its name there, and its values."""
+def _slots(modules: list[nn.Module]) -> Iterator[tuple[str, BufferSlot]]:
+    """All buffers, with a name that no other one has."""
     for number, module in enumerate(modules):
-        for path, owner in module.named_modules():
-            for name, held in owner._buffers.items():
-                yield f"{number}.{path}.{name}" if path else f"{number}.{name}", owner, name, held
+        for slot in slots(module):
+            yield f"{number}.{slot.path}", slot
 
 
 def _equal(one: Any, other: Any) -> bool:

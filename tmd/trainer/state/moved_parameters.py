@@ -1,10 +1,10 @@
-"""Parameters that a script changes besides the update of their optimizer, and their values before.
+"""Restores parameters that a script changes in other ways than by an optimizer.
 
-Before the vote of a step: a momentum encoder in a forward pass, or a perturbed point between two
-backward passes (SAM). After it: an averaged model, whose parameters no optimizer owns. A broken
-step must leave no trace in them either. Copies of all parameters would double the memory of a
-model, so only those are copied that have been seen to move. A parameter counts as moved once its
-version, its memory or, in the first steps, one of some elements differs.
+Some change before the vote of a step: a momentum encoder in a forward pass, or the perturbed point
+of SAM between two backward passes. Others change after it: an averaged model, whose parameters no
+optimizer owns. A broken step must leave no trace in them either. Copies of all parameters would
+double the memory of a model, so only those are copied that have been seen to move. A parameter
+counts as moved once its version, its memory or, in the first steps, one of some elements differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.buffers import version
 from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
 SAMPLED_STEPS = 3
@@ -163,7 +165,7 @@ class MovedParameters:
 
 def _watched(registry: Registry) -> Iterator[WatchedParameter]:
     optimizers = (*registry.optimizers, *registry.divided)
-    owned = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    owned = {id(param) for optimizer in optimizers for param in params_of(optimizer)}
     seen: set[int] = set()
     for name, value in registry.named.items():
         if not isinstance(value, nn.Module):
@@ -182,13 +184,12 @@ def _moved(before: list[Mark], now: list[Mark]) -> set[int]:
 
 
 def _mark(param: nn.Parameter, *, sampled: bool) -> Mark:
-    # In nearly every step of a job: few calls of torch. A tensor of inference mode has no version.
-    version = -1 if param.is_inference() else param._version
+    # In nearly every step of a job: few calls of torch.
     memory = 0 if hasattr(param, "to_local") else param.data_ptr()
     if not sampled or not (own := part(param)).data_ptr():
-        return Mark(version, memory, b"")
+        return Mark(version(param), memory, b"")
     some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
-    return Mark(version, memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return Mark(version(param), memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def _host_copy(own: Tensor) -> Tensor:
