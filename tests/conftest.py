@@ -4,10 +4,34 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+from pathlib import Path
 
 import pytest
 
 from tmd import embedded
+
+
+def of_this_process():
+    """What all tests of this process share, and each must leave as it was."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return {
+        "umask": next((line for line in status if line.startswith("Umask")), None),
+        "folder": os.getcwd(),
+        "user": (os.geteuid(), os.getegid()),
+        "environment": {k: v for k, v in os.environ.items() if k.startswith(("TMD_", "XDG_"))},
+        "handlers": {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)},
+    }
+
+
+@pytest.fixture(autouse=True)
+def process_is_left_as_it_was():
+    """The order of the tests must not matter: no test fails for what another one left behind."""
+    before = of_this_process()
+    yield
+    after = of_this_process()
+
+    assert after == before
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,7 @@ def service():
 
 def made(folder, user, mode):
     (folder / "tmd").mkdir(parents=True)
+    (folder / "tmd").chmod(0o755)  # whatever the umask of this process is
     folder.chmod(mode)
     for path in (folder, folder / "tmd"):
         os.chown(path, user, user)

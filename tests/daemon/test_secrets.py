@@ -175,6 +175,16 @@ def test_a_daemon_without_connections_logs_no_secret(form, tmp_path):
     assert CANARY not in text
 
 
+@pytest.fixture
+def umask():
+    """What a daemon that runs in this process changes."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
 def test_a_failing_daemon_logs_the_failure_in_its_log_format(form, tmp_path, monkeypatch, capsys):
     """An internal error ends the daemon; the reason is a normal line of the log."""
     from tmd.daemon import __main__ as program

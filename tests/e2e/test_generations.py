@@ -92,10 +92,12 @@ async def test_a_rank_that_cannot_build_drops_the_move(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """It says why at once; training does not notice, and the move is tried again."""
-    faults = [GATE, PACE, "building-2@0:*=raise"]
+    faults = [GATE, PACE, "building-2@0:*=raise", "forward@1:60=wait"]
     async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
         await drain_requested(run)
         first, *_ = await run.plans(1)
+        await run.cluster.until(lambda v: live_plan(v) is not None, "it is tried again")
+        run.let_go("forward")  # the second attempt needs steps, too
         done = await run.done("drain")
 
         assert run.fired("building-2")
