@@ -206,6 +206,16 @@ def test_a_result_that_scripts_have_changed_is_given_to_nobody(size: int, change
         assert all(bits(parts.flat) == result for parts in all_parts)
 
 
+def test_a_result_whose_memory_the_script_has_freed_is_given_to_nobody() -> None:
+    """As FSDP1 frees a gathered buffer. Reading it would end the process."""
+    parts = parts_of(0, torch.float32)
+    parts.begin_sealed(0).add(parts.flat)
+    parts.completed()
+    parts.flat.untyped_storage().resize_(0)
+
+    assert parts.holding().final == ()
+
+
 def test_inputs_are_not_overwritten_with_partial_sums() -> None:
     """Before the first part is final every rank has all its inputs."""
     how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")

@@ -24,6 +24,7 @@ from tmd.fabric.generations.gloo import GlooInner, GlooKind
 from tmd.fabric.generations.passing import PASSED, PassingGroup
 from tmd.fabric.generations.states import GenerationState
 from tmd.fabric.objects import NONE
+from tmd.fabric.work import Work
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -453,6 +454,48 @@ class Broken:
 
     def allreduce(self, *_: object) -> None:
         raise self._error
+
+
+class Carrying:
+    """A backend of an inner group that takes whatever it is given."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, opts: object) -> Work:
+        return self.allreduce([output.copy_(given[: len(output)])])
+
+    def allreduce(self, tensors: list[Tensor], *_: object) -> Work:
+        work = Work(tensors, self._fabric.blocked)
+        work.finish()
+        return work
+
+    allreduce_coalesced = allreduce
+
+
+@pytest.mark.parametrize("mode", ["alone", "followed", "sandbox"])
+def test_only_the_inner_group_judges_what_it_reduces(mode: str) -> None:
+    """NCCL has reductions and types that tmd's own algorithms lack. A job that uses them must not
+    fail once a shadow follows, and its standby must be able to follow."""
+    with passing() as p:
+        fabric = p.circle.fabrics[0]
+        p.circle.each(p.inner)[0]._backend = Carrying(fabric)
+        group = p.groups[fabric.worker]
+        if mode == "followed":
+            fabric.tap = Recorder()
+        if mode == "sandbox":
+            fabric.switch(p.circle.membership, None)
+        opts = dist.ReduceScatterOptions()
+        opts.reduceOp = dist._make_nccl_premul_sum(0.25)
+        mixed = [torch.ones(4), torch.ones(4, dtype=torch.bfloat16)]
+        works = [
+            group.reduce_scatter_single(torch.zeros(4), torch.ones(4 * SIZE), opts),
+            group.allreduce([torch.ones(4).to(torch.float8_e4m3fn)]),
+            group.allreduce_coalesced(mixed, dist.AllreduceCoalescedOptions()),
+        ]
+
+        assert all(work.wait() for work in works)
+        assert not fabric.poisoned
 
 
 def test_a_peer_that_ends_during_a_call_ends_no_survivor() -> None:

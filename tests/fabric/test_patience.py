@@ -19,6 +19,7 @@ from tmd.fabric import EpochView, Group, LinkCounters, PeerLost, epoch_view
 from tmd.fabric.dial import Caller, PeerBusy
 from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, acceptor
+from tmd.fabric.inbox import KEPT
 from tmd.fabric.link import Link
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
@@ -170,6 +171,46 @@ def with_groups(c: Circle, seconds: float) -> None:
         f.worker: Group(f, "0", range(c.size), timeout=timedelta(seconds=seconds))
         for f in c.fabrics
     }
+
+
+def test_a_message_that_a_live_peer_never_takes_is_late_after_the_time_out_of_the_group() -> None:
+    """The peer reads no further once it keeps as much as it may."""
+    with circle(2) as c:
+        with_groups(c, 0.2)
+        sender = c.fabrics[0]
+        size = KEPT // 4
+        works = [c.of(sender).send([torch.ones(size, dtype=torch.uint8)], 1, k) for k in range(7)]
+        for work in works:
+            work.wait()
+
+        assert "w1 within the time-out" in sender.poison_reason
+
+
+def test_a_receive_in_a_group_without_a_time_out_is_never_late() -> None:
+    with circle(2) as c:
+        with_groups(c, 0.0)
+        receiver, sender = c.fabrics
+        got = torch.zeros(4)
+        work = c.of(receiver).recv([got], 1)
+        for receive in c.of(receiver)._mailbox._inbox.waiting():
+            c.of(receiver)._mailbox._verify(receive)
+        c.of(sender).send([torch.ones(4)], 0).wait()
+        work.wait()
+
+        assert got.tolist() == [1.0] * 4
+        assert not receiver.poisoned
+
+
+@pytest.mark.parametrize("tag", [-1, 1 << 31])
+def test_a_tag_that_no_message_can_have_is_refused_at_once(tag: int) -> None:
+    with circle(2) as c:
+        c.group()
+        group = c.of(c.fabrics[0])
+        with pytest.raises(ValueError, match=f"got {tag}"):
+            group.send([torch.ones(1)], 1, tag)
+        with pytest.raises(ValueError, match=f"got {tag}"):
+            group.recv([torch.ones(1)], 1, tag)
+        assert not c.fabrics[0].poisoned
 
 
 def test_a_group_may_wait_for_years() -> None:

@@ -54,13 +54,14 @@ class CollectiveGroup(Identity):
     ) -> Work:
         if not 0 <= root < self.size():
             raise ValueError(f"root {root} is not a rank of a group of {self.size()}")
-        dtype = _type_code(kind, (*outputs, *inputs))
+        _check_dense(kind, (*outputs, *inputs))
+        dtype = self._type_code(kind, (*outputs, *inputs))
         unsent = kind in _UNSENT and self.rank() != root
-        objects = (unsent or kind in _APART) and under_way()
-        if objects:
+        emptied = (unsent or kind in _APART) and under_way()
+        if emptied:
             empty(outputs)
-        objects = objects and unsent
-        call = CollectiveCall(kind, body, outputs, inputs, dtype, root, detail, objects)
+        objects = emptied and unsent
+        call = CollectiveCall(kind, body, outputs, inputs, dtype, root, detail, objects, emptied)
         return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))
 
     def _begun(self, work: Work) -> Work:
@@ -79,14 +80,14 @@ class CollectiveGroup(Identity):
         return self._allreduce(tensors, opts)
 
     def _allreduce(self, tensors: Tensors, opts: Any) -> Work:
-        how = _reduction("all_reduce", opts, tensors)
+        how = self._reduction("all_reduce", opts, tensors)
         body = Allreduce(how)
         return self._submit(FrameKind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
 
     @untraced
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = dist.ReduceOptions() if opts is None else opts
-        how = _reduction("reduce", opts, tensors)
+        how = self._reduction("reduce", opts, tensors)
         body = on_tensors.reduce(how, opts.rootRank)
         return self._submit(
             FrameKind.REDUCE, body, tensors, tensors, opts, root=opts.rootRank, detail=how.code
@@ -125,7 +126,7 @@ class CollectiveGroup(Identity):
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
-        how = _reduction("reduce_scatter", opts, inputs)
+        how = self._reduction("reduce_scatter", opts, inputs)
         body = on_tensors.reduce_scatter(how)
         return self._submit(FrameKind.REDUCE_SCATTER, body, outputs, inputs, opts, detail=how.code)
 
@@ -244,6 +245,22 @@ class CollectiveGroup(Identity):
         """A barrier; raises RuntimeError if it does not complete within ``timeout``."""
         self.barrier().wait(timeout or self._timeout)
 
+    # --- checks --------------------------------------------------------------------------------
+
+    def _reduction(self, name: str, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
+        named = opts is None or hasattr(opts, "reduceOp")
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM) if named else opts
+        return reduction(op, tensors[0].dtype if tensors else torch.float32, name)
+
+    def _type_code(self, kind: FrameKind, tensors: Sequence[Tensor]) -> int:
+        kinds = {t.dtype for t in tensors}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"{_named(kind)} of mixed types, {', '.join(sorted(map(str, kinds)))}: "
+                "call it once for each type"
+            )
+        return dtype_code(next(iter(kinds))) if kinds else 0
+
     def _need_one_per_rank(self, op: str, tensors: Sequence[Tensor]) -> None:
         if len(tensors) != self.size():
             raise ValueError(
@@ -256,25 +273,12 @@ def _waits(opts: Any) -> bool:
     return not getattr(opts, "asyncOp", True)
 
 
-def _reduction(name: str, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
-    named = opts is None or hasattr(opts, "reduceOp")
-    op = getattr(opts, "reduceOp", dist.ReduceOp.SUM) if named else opts
-    return reduction(op, tensors[0].dtype if tensors else torch.float32, name)
-
-
-def _type_code(kind: FrameKind, tensors: Sequence[Tensor]) -> int:
-    kinds = {t.dtype for t in tensors}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"{_named(kind)} of mixed types, {', '.join(sorted(map(str, kinds)))}: "
-            "call it once for each type"
-        )
+def _check_dense(kind: FrameKind, tensors: Sequence[Tensor]) -> None:
     if any(t.layout is not torch.strided for t in tensors):
         raise ValueError(
             f"{_named(kind)} needs dense tensors: call to_dense() first, "
             "or leave out the sparse=True that made them"
         )
-    return dtype_code(next(iter(kinds))) if kinds else 0
 
 
 def _named(kind: FrameKind) -> str:

@@ -10,6 +10,7 @@ from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
+from tmd.fabric.callbacks import Callbacks
 from tmd.fabric.control import Control
 from tmd.fabric.counters import CallCounter, LinkCounters
 from tmd.fabric.dial import Caller
@@ -45,6 +46,7 @@ class Fabric:
         self.tap: Tap | None = None
         self.generations = Generations()
         self.calls, self.blocked = CallCounter(), WaitTimer()
+        self.callbacks = Callbacks(self.blocked)
         self.passes = Passes(lambda: self.standing)
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
@@ -264,8 +266,7 @@ class Fabric:
         self.step.leave_epoch(membership.epoch - 1)
         if old is not None:
             if lasts:
-                for group in self._groups:
-                    group.carry(old, standing)
+                self._groups.carry(old, standing)
             else:
                 self._groups.abandon(old)
             old.close()
@@ -311,6 +312,7 @@ class Fabric:
     def reduce_min(self, values: Sequence[int]) -> tuple[int, ...]:
         """The vote: element-wise minimum over the world. Raises LinkError if it broke."""
         coalescing.end_all()
+        self.callbacks.rest()
         if self._sandbox is not None:
             return self._sandbox.source.vote(values)
         result = self._control.reduce_min(self._held(), values)
@@ -366,9 +368,8 @@ class Fabric:
             raise ValueError(f"there is already a group {name!r}")
         with self._admission.lock:
             self._groups.add(group)
-            standing = self.standing
-            early = list(standing.member_links()) if standing is not None else []
-            for key, link in early:
+            early = self.standing.member_links() if self.standing is not None else ()
+            for key, link in list(early):
                 if key.group == name:
                     self._attach(key, link)
 
@@ -391,9 +392,8 @@ class Fabric:
             standing.close_silently(orderly=orderly)
             self._groups.abandon(standing)
         self.generations.close(CLOSE_S, ended)
-        for group in self._groups:
-            group.drain(CLOSE_S)
-            group.shutdown()
+        self._groups.end(CLOSE_S)
+        self.callbacks.close()
         if standing is not None:
             standing.close()
         self._admission.discard_all()

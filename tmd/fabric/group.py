@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from math import inf
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from tmd.fabric.staging import HostCopies
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Joint, Work
 
+TAGS = 1 << 31
+"""Number of tags that a message can have, as in MPI and Gloo."""
+
 
 class Group(CollectiveGroup):
     """A process group whose members can be replaced."""
@@ -32,6 +36,7 @@ class Group(CollectiveGroup):
         tensor = _single(tensors)
         self._need_rank(dstRank)
         self._fabric.passes.saw(FrameKind.MESSAGE)
+        _check_tag(tag)
         work = Work(tensors, self._fabric.blocked)
         staged = HostCopies([], tensors, self._fabric.blocked)
 
@@ -64,6 +69,7 @@ class Group(CollectiveGroup):
 
     def _receive(self, tensors: Tensors, source: int, tag: int) -> Work:
         _single(tensors)
+        _check_tag(tag)
         self._fabric.passes.saw(FrameKind.MESSAGE)
         work = Work(tensors, self._fabric.blocked)
         work.source = max(source, 0)
@@ -74,7 +80,9 @@ class Group(CollectiveGroup):
         if objects:
             empty(tensors)
         staged = HostCopies(tensors, (), self._fabric.blocked)
-        request = OutputRequest(kind, tensors, (), staged.queued, f"/{source}/{tag}", objects)
+        request = OutputRequest(
+            kind, tensors, (), staged.queued, f"/{source}/{tag}", objects, objects
+        )
         if self._fabric.standing is None:
             job = lambda: self._runner.guarded(work, request, lambda _: None)  # noqa: E731
             self._runner.lane.run(job, inline=False)
@@ -104,11 +112,14 @@ class Group(CollectiveGroup):
                     staged.__exit__(None, None, None)
                     work.source = sender
                     self._runner.mirror(request.op, [host], request.channel)
+                elif request.emptied:
+                    empty(request.outputs)  # part of an object may have arrived
             finally:
                 awaited.close()
             work.finish(self._runner.judged(error))
 
-        deadline = time.monotonic() + self._runner.patience
+        patience = self._runner.patience
+        deadline = time.monotonic() + patience if patience else inf
         code = dtype_code(host.dtype)
         wanted = PostedReceive(source, tag, standing, code, view(host), deliver, deadline)
         awaited.enter_context(self._awaited)
@@ -133,6 +144,11 @@ class Group(CollectiveGroup):
     def _need_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size():
             raise ValueError(f"rank {rank} is not in a group of {self.size()}")
+
+
+def _check_tag(tag: int) -> None:
+    if not 0 <= tag < TAGS:
+        raise ValueError(f"the tag of a message is a number from 0 to {TAGS - 1}, got {tag}")
 
 
 def _single(tensors: Tensors) -> Tensor:

@@ -140,6 +140,17 @@ class Groups:
         for group in self:
             group.abandon(standing)
 
+    def carry(self, old: EpochView, new: EpochView) -> None:
+        """Let the receives of ``old`` wait in ``new``, which follows it by plan."""
+        for group in self:
+            group.carry(old, new)
+
+    def end(self, timeout: float) -> None:
+        """End all, once what they run is complete or has taken ``timeout``."""
+        for group in self:
+            group.drain(timeout)
+            group.shutdown()
+
     def begin_step(self, *, keeps: bool) -> bool:
         """A step begins. ``keeps``: whether its operations shall be able to run again; returns
         whether they are."""

@@ -21,7 +21,7 @@ from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.frame import FrameKind
-from tmd.fabric.memory import view
+from tmd.fabric.memory import has_memory, plain, view
 
 ALIGNED = 64
 """Each copy begins at a multiple of this many bytes."""
@@ -45,6 +45,9 @@ class CollectiveCall(NamedTuple):
     detail: int = 0
     objects: bool = False
     """See :class:`tmd.fabric.runner.OutputRequest`."""
+    emptied: bool = False
+    """Whether the outputs are parts of objects and were set to those of ``None`` beforehand. They
+    are again if the operation breaks."""
 
 
 class MemoryPool:
@@ -170,7 +173,9 @@ class KeptInputs:
         if self._digest_of_outputs:
             return self._digest_of_outputs == _digest(outputs)
         pairs = zip(self.call.outputs, outputs, strict=True)
-        return all(torch.equal(_bits(mine), _bits(again)) for mine, again in pairs)
+        return all(
+            has_memory(mine) and torch.equal(_bits(mine), _bits(again)) for mine, again in pairs
+        )
 
     def drop(self) -> None:
         self._pool.give_back(self._memory)
@@ -193,7 +198,7 @@ class KeptParts:
 
     def _parts_of(self, tensor: Tensor) -> Parts:
         # `.data`: autograd must not see what a standby writes into the script's tensor.
-        return Parts(tensor.data.contiguous().view(-1), self._room)
+        return Parts(plain(tensor.data).view(-1), self._room)
 
     def _room(self, like: Tensor) -> Tensor:
         self._rooms.append(self._pool.room(like.nbytes))

@@ -25,6 +25,21 @@ def view(tensor: Tensor) -> memoryview:
     return memoryview(_array(size).from_address(tensor.data_ptr())).cast("B")
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The elements of ``tensor`` in their order in contiguous memory: itself, or a copy."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether all elements still have memory: FSDP1 frees that of a gathered buffer by resizing its
+    storage, while the tensor keeps its shape."""
+    if not tensor.numel():
+        return True
+    extent = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + extent) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
 class Scratch:
     """Memory that one thread reuses; larger buffers than ``KEPT`` are not kept."""
 

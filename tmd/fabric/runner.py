@@ -52,6 +52,8 @@ class OutputRequest:
     """Within the group: operations of other channels may overtake this one."""
     objects: bool = False
     """Whether the outputs are parts of objects that another rank sends."""
+    emptied: bool = False
+    """See :attr:`tmd.fabric.kept_calls.CollectiveCall.emptied`."""
 
 
 class Runner:
@@ -77,8 +79,9 @@ class Runner:
 
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
+        self.fabric.callbacks.rest()
         self.fabric.passes.saw(call.kind, objects=call.objects)
-        work = Work(results, self.fabric.blocked)
+        work = Work(results, self.fabric.blocked, self.fabric.callbacks)
         self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731
@@ -100,7 +103,14 @@ class Runner:
     def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
         self.fabric.calls.ran += 1
         op = call.kind.name.lower()
-        request = OutputRequest(op, call.outputs, call.inputs, staged.queued, objects=call.objects)
+        request = OutputRequest(
+            op,
+            call.outputs,
+            call.inputs,
+            staged.queued,
+            objects=call.objects,
+            emptied=call.emptied,
+        )
 
         def act(standing: EpochView) -> None:
             self._catch_up(standing)
@@ -136,6 +146,8 @@ class Runner:
                 error, later = self._attempted(request, act, call)
             if isinstance(error, Exception) or broken:
                 self.log.note_unrepeatable()
+            if broken and request.emptied:
+                empty(request.outputs)  # part of an object may have arrived
             if not later:
                 work.finish(error)
         finally:

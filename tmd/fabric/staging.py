@@ -12,6 +12,7 @@ from types import TracebackType
 from torch import Tensor
 
 from tmd.fabric import device
+from tmd.fabric.memory import plain
 from tmd.fabric.wait_timer import WaitTimer
 
 
@@ -64,4 +65,4 @@ def _host(tensor: Tensor) -> Tensor:
     data, devices = tensor.data, device.current()
     if devices.holds(data):
         return devices.host_memory(data.shape, data.dtype, locked=True).copy_(data)
-    return data.contiguous() if not data.is_conj() and not data.is_neg() else data.clone()
+    return plain(data)

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 from torch.futures import Future, collect_all
 
+from tmd.fabric.callbacks import Callbacks, on_own_thread
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.torch_private.c10d import Work as TorchWork
+
+
+class ResultFuture(Future[list[Tensor]]):
+    """The future of a :class:`Work`, which learns of each callback.
+
+    Only those that a script attaches: torch's own, in C++, wait for nothing.
+    """
+
+    work: Callable[[], Work | None] = staticmethod(lambda: None)
+    """Weak: a script may keep the future alone, and the work holds its tensors."""
+
+    def then(self, callback: Callable[[Future[list[Tensor]]], Any]) -> Future[Any]:
+        """See :meth:`torch.futures.Future.then`."""
+        self.expect_callbacks()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[Future[list[Tensor]]], None]) -> None:
+        """See :meth:`torch.futures.Future.add_done_callback`."""
+        self.expect_callbacks()
+        super().add_done_callback(callback)
+
+    def expect_callbacks(self) -> None:
+        """Let the callbacks that are attached from now on run apart from the operation."""
+        if (work := self.work()) is not None:
+            work.expect_callbacks()
 
 
 class Work(TorchWork):
@@ -21,16 +49,23 @@ class Work(TorchWork):
     of the step discards them. ``wait`` raises only an error in the call itself.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], blocked: WaitTimer) -> None:
+    def __init__(
+        self, outputs: Sequence[Tensor], blocked: WaitTimer, callbacks: Callbacks | None = None
+    ) -> None:
+        """``callbacks``: what runs those of its future, in the order of the operations; each on a
+        thread of its own if ``None``."""
         super().__init__()
         self._outputs = list(outputs)
+        self._callbacks = callbacks
+        self._settling: Callable[[Callable[[], None]], None] | None = None
+        """What settles the future, if callbacks are attached to it."""
         self._blocked = blocked
         self._done = threading.Lock()
         self._done.acquire()
         self._guard = threading.Lock()
         self._completed = False
         self._error: Exception | None = None
-        self._future: Future[list[Tensor]] | None = None
+        self._future: ResultFuture | None = None
         self.source = -1
         blocked.called()
 
@@ -41,11 +76,26 @@ class Work(TorchWork):
                 return
             self._error = error
             self._completed = True
-            future = self._future
+            future, settling = self._future, self._settling
         self._blocked.settled()
         self._done.release()
-        if future is not None:
+        if settling is not None:
+            settling(lambda: self._settle(future))
+        elif future is not None:
             self._settle(future)
+
+    def expect_callbacks(self) -> None:
+        """Note that callbacks are about to be attached to the future."""
+        with self._guard:
+            future = self._future
+            if not self._completed and self._settling is None:
+                own = self._callbacks
+                self._settling = on_own_thread if own is None else own.expect()
+            settles_here = self._settling is None
+        if settles_here and future is not None and not future.done():
+            # Its operation is just about to settle it, and must not run what is attached.
+            with suppress(Exception):
+                future.wait()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until complete. Raises RuntimeError after ``timeout`` (zero: never)."""
@@ -60,20 +110,23 @@ class Work(TorchWork):
             raise self._error
         return True
 
-    def get_future(self) -> Future[list[Tensor]]:
+    def get_future(self) -> ResultFuture:
         """A future whose value is the list of output tensors, never ``None``."""
         with self._guard:
             if self._future is not None:
                 return self._future
             # A future without devices refuses tensors of a device.
             places = {t.device for t in self._outputs if t.device.type != "cpu"}
-            self._future = Future(devices=sorted(places, key=str))
+            self._future = ResultFuture(devices=sorted(places, key=str))
+            self._future.work = ref(self)
             completed = self._completed
         if completed:
             self._settle(self._future)
         return self._future
 
-    def _settle(self, future: Future[list[Tensor]]) -> None:
+    def _settle(self, future: ResultFuture | None) -> None:
+        if future is None:
+            return
         if self._error is not None:
             future.set_exception(self._error)  # type: ignore[arg-type]
         else:
@@ -115,7 +168,11 @@ class Joint(TorchWork):
 
     def get_future(self) -> Future[list[Tensor]]:
         """A future whose value is all output tensors, in the order of the operations."""
-        futures = collect_all([part.get_future() for part in self._parts])
+        parts: list[Future[list[Tensor]]] = []
+        for part in self._parts:
+            part.get_future().expect_callbacks()
+            parts.append(part.get_future())
+        futures = collect_all(parts)
         return futures.then(lambda done: [t for each in done.value() for t in each.value()])
 
     def is_completed(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tmd.core.values.errors import LinkError
 from tmd.core.worker.broken_step import Holding, Span
-from tmd.fabric.memory import view
+from tmd.fabric.memory import has_memory, view
 
 
 class Sealed:
@@ -36,7 +36,10 @@ class Sealed:
         self.stop += segment.numel()
 
     def copied(self, flat: Tensor) -> Tensor | None:
-        """A copy of these elements of ``flat``; ``None`` if the script has changed them."""
+        """A copy of these elements of ``flat``; ``None`` if the script has changed them or freed
+        their memory."""
+        if not has_memory(flat):
+            return None
         # Copied before they are compared: the script may change them at any time.
         values = flat[self.start : self.stop].clone()
         same = xxhash.xxh3_128_digest(view(values)) == self._digest.digest()

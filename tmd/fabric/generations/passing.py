@@ -19,6 +19,7 @@ from tmd.fabric.generations.inner import Inner
 from tmd.fabric.generations.operations import Operation, Operations
 from tmd.fabric.group import Group
 from tmd.fabric.objects import under_way
+from tmd.fabric.reduction import Reduction
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 from tmd.torch_private.c10d import Work as TorchWork
@@ -47,6 +48,9 @@ for each pair of ranks when they first exchange a message."""
 
 PARTS = (torch.int64, torch.uint8)
 """Types of the parts of an object."""
+
+ELSEWHERE = Reduction(0, torch.add)
+"""In place of a reduction that is not computed here."""
 
 
 class Launched(TorchWork):
@@ -154,6 +158,26 @@ class PassingGroup(Group):
 
     # --- mirrored calls --------------------------------------------------------------------------
 
+    def _carried_elsewhere(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether a call that is being made computes nothing here: its inner group does, or in the
+        sandbox that of the rank that is shadowed."""
+        sandboxed = self._fabric.standing is None
+        first = next(iter(tensors), None)
+        return _mirrored.call is not None or (
+            sandboxed and first is not None and self._fabric.generations.takes(first)
+        )
+
+    def _reduction(self, name: str, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
+        # An inner group has reductions and types that tmd's own algorithms lack.
+        return (
+            ELSEWHERE
+            if self._carried_elsewhere(tensors)
+            else super()._reduction(name, opts, tensors)
+        )
+
+    def _type_code(self, kind: FrameKind, tensors: Sequence[Tensor]) -> int:
+        return 0 if self._carried_elsewhere(tensors) else super()._type_code(kind, tensors)
+
     def _submit(
         self,
         kind: FrameKind,
@@ -173,7 +197,8 @@ class PassingGroup(Group):
     ) -> Work:
         """Run ``call``, and complete once the shadows have a copy of its outputs: the script may
         change them as soon as it has them."""
-        tap, work = self._fabric.tap, Work(outputs, self._fabric.blocked)
+        tap, fabric = self._fabric.tap, self._fabric
+        work = Work(outputs, fabric.blocked, fabric.callbacks)
         assert tap is not None
         given = tap.given(op, self.view.name, inputs)
         queued = device.current().queued(outputs)
@@ -250,6 +275,7 @@ def _passing(name: str, inner: str) -> Any:
     own: Callable[..., Any] = getattr(Group, name)
 
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
+        self._fabric.callbacks.rest()
         if not self._passes(args):
             return own(self, *args, **named)
         generation, found = self._in_use(args)

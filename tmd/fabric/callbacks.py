@@ -1,0 +1,83 @@
+"""Runs what a script attaches to the futures of operations.
+
+The thread that completes an operation must not run its callbacks: one of them may call the next
+operation of the same group and wait for it, as torch's PowerSGD hook does. And all ranks must call
+their operations in the same order, so those that follow in the script wait for the callbacks that
+were attached before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tmd.fabric.serial_executor import SerialExecutor
+from tmd.fabric.wait_timer import WaitTimer
+
+
+class _Running(threading.local):
+    """Whether this thread runs a callback."""
+
+    now = False
+
+
+_running = _Running()
+
+
+def on_own_thread(settle: Callable[[], None]) -> None:
+    """Call ``settle``, which runs callbacks, on a thread of its own."""
+
+    def run() -> None:
+        _running.now = True
+        settle()
+
+    threading.Thread(target=run, name="tmd-callback", daemon=True).start()
+
+
+class Callbacks:
+    """The callbacks of all collectives of a fabric, run in the order in which those complete."""
+
+    def __init__(self, blocked: WaitTimer) -> None:
+        self._blocked = blocked
+        self._lane = SerialExecutor("tmd-callbacks")
+        self._changed = threading.Condition()
+        self._expected = 0
+
+    def expect(self) -> Callable[[Callable[[], None]], None]:
+        """Note that a callback was attached to an operation that is not complete. The result is to
+        be called once, with what settles the future of the operation."""
+        with self._changed:
+            self._expected += 1
+        nested = _running.now
+
+        def run(settle: Callable[[], None]) -> None:
+            def settled() -> None:
+                _running.now = True
+                try:
+                    settle()
+                finally:
+                    self._ended()
+
+            # A callback may wait for what it has attached itself.
+            if nested:
+                on_own_thread(settled)
+            else:
+                self._lane.run(settled, inline=False)
+
+        return run
+
+    def rest(self) -> None:
+        """Wait until all that are expected have run; a callback itself does not wait."""
+        if not self._expected or _running.now:
+            return
+        with self._blocked, self._changed:
+            self._changed.wait_for(lambda: not self._expected)
+
+    def close(self) -> None:
+        """End the thread once it has run what is queued."""
+        self._lane.close()
+
+    def _ended(self) -> None:
+        with self._changed:
+            self._expected -= 1
+            self._changed.notify_all()
