@@ -133,6 +133,16 @@ def callbacks(name: str, **arguments: Any) -> Callable[[], dict[str, Any]]:
     return make
 
 
+def across_epochs(interval: int) -> dict[str, Any]:
+    """Validation after each ``interval`` batches, of which four are one step."""
+    return {
+        "check_val_every_n_epoch": None,
+        "val_check_interval": interval,
+        "accumulate_grad_batches": 4,
+        "num_sanity_val_steps": 0,
+    }
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -142,7 +152,9 @@ def callbacks(name: str, **arguments: Any) -> Callable[[], dict[str, Any]]:
         (lambda: {"max_time": "00:00:01:00"}, "Timer"),
         (lambda: {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
         (lambda: {"val_check_interval": "00:00:00:01"}, "as a time"),
+        (callbacks("LearningRateFinder"), "LearningRateFinder"),
         (lambda: {"val_check_interval": 3, "accumulate_grad_batches": 2}, "2 batches are one"),
+        (lambda: across_epochs(8), "8 batches in epochs of 6: 4 batches are one step"),
     ],
 )
 def test_what_cannot_move_is_refused_by_name(
@@ -205,6 +217,12 @@ def test_a_logger_has_its_own_type_in_a_step(tmp_path: Path) -> None:
 def test_a_loader_without_a_length_is_refused() -> None:
     with pytest.raises(Exception, match="without a length"):
         fit(small(), iter([[torch.ones(2, 4)]]))
+
+
+def test_a_loader_without_batches_trains_nothing() -> None:
+    """As without tmd."""
+    empty = DataLoader(TensorDataset(torch.ones(0, 4)))
+    assert fit(small(), [empty]).global_step == 0
 
 
 HOOKS = (
@@ -301,6 +319,85 @@ def test_an_interval_of_validation_and_a_limit_are_kept() -> None:
     assert len(module.losses) == trainer.global_step == 7
     assert module.validated == 2
     assert trainer.current_epoch == 2
+
+
+def test_an_interval_that_ends_with_an_epoch_is_kept() -> None:
+    """Six batches are no multiple of a step, but validation comes after each second epoch."""
+    module = small()
+    fit(module, max_epochs=4, **across_epochs(12))
+
+    assert module.validated == 2 * 2
+
+
+def test_a_stop_within_a_step_takes_effect_after_it() -> None:
+    """The step is finished, and the model is validated once."""
+    import lightning.pytorch as pl
+
+    class Stops(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
+            trainer.should_stop = True
+
+    module = small()
+    trainer = fit(module, callbacks=[Stops()], accumulate_grad_batches=2, num_sanity_val_steps=0)
+
+    assert (len(module.losses), trainer.global_step) == (2, 1)
+    assert module.validated == 2
+
+
+@pytest.mark.parametrize("hook", ["setup", "configure_optimizers"])
+def test_a_hook_may_ask_for_the_number_of_steps(hook: str) -> None:
+    """Lightning then sets up the data early. The steps still take the batches of the session."""
+    plain, asking = small(), small()
+    call, answers = getattr(asking, hook), []
+
+    def ask(**arguments: Any) -> Any:
+        answers.append(asking.trainer.estimated_stepping_batches)
+        return call(**arguments)
+
+    setattr(asking, hook, ask)
+    fit(plain, max_epochs=2)
+    fit(asking, max_epochs=2)
+
+    assert answers == [12]
+    assert asking.losses == plain.losses
+
+
+def test_what_cannot_run_is_refused_after_a_hook_has_asked_for_the_number_of_steps() -> None:
+    module = small()
+    make = module.configure_optimizers
+    module.configure_optimizers = lambda: (module.trainer.estimated_stepping_batches, make())[1]
+
+    with pytest.raises(Exception, match="2 batches are one"):
+        fit(module, val_check_interval=3, accumulate_grad_batches=2)
+
+
+@pytest.mark.parametrize("hook", [True, False])
+@pytest.mark.parametrize("strategy", ["ddp", None])
+def test_a_data_set_knows_the_epoch_of_each_batch(
+    strategy: str | None, hook: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the first one on, as without tmd. The hook is named, since a joiner does not run it.
+    Without one, nobody sets the epoch."""
+
+    class Told(TensorDataset):
+        epoch, seen = 0, list[int]()
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            self.seen.append(self.epoch)
+            return super().__getitem__(index)
+
+    data, module = Told(torch.ones(3, 4)), small()
+    if hook:
+        module.on_train_epoch_start = lambda: data.set_epoch(module.current_epoch)
+    chosen: dict[str, Any] = {"strategy": strategy} if strategy else {}
+    fit(module, DataLoader(data), max_epochs=3, **chosen)
+
+    assert data.seen == ([0, 0, 0, 1, 1, 1, 2, 2, 2] if hook else [0] * 9)
+    warned = [each for each in caplog.messages if "on_train_epoch_start of Small" in each]
+    assert len(warned) == (hook and strategy is None)
 
 
 def test_loader_processes_are_seeded_by_the_rank_held_now() -> None:

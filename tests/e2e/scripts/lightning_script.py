@@ -38,6 +38,9 @@ class Net(pl.LightningModule):
     def setup(self, stage: str) -> None:
         assert self.prepared, "prepare_data runs on each worker before setup"
 
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.dataset.set_epoch(self.current_epoch)
+
     def forward(self, inputs: Tensor) -> Any:
         return self.net(inputs)
 
@@ -118,12 +121,23 @@ class Counted(TorchCheckpointIO):
             file.write(f"{what} {Path(path).relative_to(self.folder)}\n")
 
 
+class Scaled(TensorDataset):
+    """Its inputs depend on the epoch."""
+
+    scale = 1.0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.scale = 1 + epoch / 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        inputs, labels = super().__getitem__(index)
+        return inputs * self.scale, labels
+
+
 def loader(batches: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
     draw = torch.Generator().manual_seed(seed)
     size = batches * BATCH * RANKS
-    data = TensorDataset(
-        torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)
-    )
+    data = Scaled(torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw))
     return DataLoader(data, batch_size=BATCH, shuffle=seed == 1)
 
 

@@ -24,6 +24,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.lightning.progress import Progress
 from tmd.integrations.lightning.refused import (
+    own_hooks,
     refuse,
     refuse_logged,
     refuse_loops,
@@ -83,13 +84,15 @@ class SessionFitLoop(_FitLoop):
         return made
 
     def setup_data(self) -> None:
-        if self._combined_loader is None:
-            super().setup_data()
-            refuse(self.trainer)
-            if self._data_fetcher is not None:
-                refuse_loops(self, self._data_fetcher)
-                self._data_fetcher.teardown()
-                self._data_fetcher = _Given(self)
+        super().setup_data()
+        fetcher = self._data_fetcher
+        # Lightning may have set up the data before this loop was made: a hook asked for its length.
+        if fetcher is None or (isinstance(fetcher, _Given) and fetcher.loop is self):
+            return
+        refuse(self.trainer)  # again, since hooks have run in between
+        refuse_loops(self, fetcher)
+        fetcher.teardown()
+        self._data_fetcher = _Given(self)
 
     def run(self) -> None:
         if self.strategy.session.shadowing:
@@ -135,7 +138,15 @@ class SessionFitLoop(_FitLoop):
 
     def _begin(self, loader: Any, call: int) -> None:
         """Prepare the loader for the epoch of ``call``, in the job of the rank that is held now."""
-        _set_sampler_epoch(loader, call + self.progress.began)
+        epoch = call + self.progress.began
+        _set_sampler_epoch(loader, epoch)
+        # Lightning leaves these to the script's hook, which a worker that joins does not run.
+        if not own_hooks(self.trainer, "on_train_epoch_start"):
+            return
+        for name in ("dataset", "batch_sampler"):
+            set_epoch = getattr(getattr(loader, name, None), "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
 
     @property
     def _in_epoch(self) -> bool:
@@ -186,6 +197,8 @@ class SessionFitLoop(_FitLoop):
                 self.progress.pending = True
                 self.progress.last = bool(self.epoch_loop._is_training_done)
             else:
+                # A hook may ask for a stop within a step. Lightning would validate at once.
+                self.epoch_loop._skip_next_val = True
                 self.epoch_loop.on_advance_end(fetcher)
         self.progress.keep_metrics()
 
@@ -295,12 +308,12 @@ class _Given(_DataFetcher):
 
     def __init__(self, loop: SessionFitLoop) -> None:
         super().__init__()
-        self._loop = loop
+        self.loop = loop
         self.batch: Any = None
 
     def __next__(self) -> tuple[Any, int, int]:
-        index = self._loop.epoch_loop.batch_idx + 1
-        self.done = index + 1 >= self._loop.max_batches
+        index = self.loop.epoch_loop.batch_idx + 1
+        self.done = index + 1 >= self.loop.max_batches
         return self.batch, index, 0
 
 

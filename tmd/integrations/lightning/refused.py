@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from math import gcd
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
     Timer,
@@ -19,9 +22,12 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+log = logging.getLogger("tmd.trainer")
+
 REFUSED = {
     BaseFinetuning: "it changes the parameter groups while training runs",
     GradientAccumulationScheduler: "give Trainer(accumulate_grad_batches=...) one number",
+    LearningRateFinder: "it trains before training begins: find the rate in a job without tmd",
     StochasticWeightAveraging: "it replaces the weights outside of a step",
     Timer: "each rank has a clock of its own: give max_epochs or max_steps",
     WeightAveraging: "its averaged weights are not registered",
@@ -49,6 +55,31 @@ def refuse(trainer: Trainer) -> None:
     _raise(reason)
 
 
+def own_hooks(trainer: Trainer, hook: str) -> list[str]:
+    """The classes of the script that define ``hook``, of its module and callbacks."""
+    owners = (trainer.lightning_module, *trainer.callbacks)
+    return [type(each).__name__ for each in owners if _has_own(each, hook)]
+
+
+def warn_of_epoch_hooks(trainer: Trainer) -> None:
+    """Warn of hooks of the script that a worker does not run if it joins within an epoch."""
+    if names := own_hooks(trainer, "on_train_epoch_start"):
+        log.warning(
+            "on_train_epoch_start of %s runs after the first batch of an epoch is drawn, and not "
+            "on a worker that joins within the epoch: let the data set depend on its set_epoch, "
+            "and set modes of modules in on_train_batch_start",
+            ", ".join(names),
+        )
+
+
+def _has_own(owner: Any, hook: str) -> bool:
+    """Whether a class of the script defines ``hook``."""
+    if hook in vars(owner):
+        return True
+    found = next((each for each in type(owner).__mro__ if hook in vars(each)), None)
+    return found is not None and not found.__module__.startswith("lightning.")
+
+
 def refuse_loggers(trainer: Trainer) -> None:
     """Refuse a logger that deletes what it finds. Raises MisconfigurationException."""
     for logger in trainer.loggers:
@@ -63,7 +94,6 @@ def refuse_loops(loop: _FitLoop, fetcher: _DataFetcher) -> None:
     """Refuse loaders and intervals that do not fit. Raises MisconfigurationException."""
     trainer = loop.trainer
     assert loop._combined_loader is not None
-    interval = trainer.val_check_batch
     steps = trainer.accumulate_grad_batches
     reason = ""
     if len(loop._combined_loader.flattened) != 1:
@@ -72,9 +102,23 @@ def refuse_loops(loop: _FitLoop, fetcher: _DataFetcher) -> None:
         reason = "training_step(dataloader_iter): take a batch"
     elif loop.max_batches == float("inf"):
         reason = "a training loader without a length: give it __len__"
-    elif trainer.enable_validation and interval % steps and interval != loop.max_batches:
-        reason = f"val_check_interval of {interval} batches: {steps} batches are one step"
+    elif trainer.enable_validation and loop.max_batches and _validates_in_step(loop):
+        reason = (
+            f"val_check_interval of {trainer.val_check_batch} batches in epochs of "
+            f"{loop.max_batches}: {steps} batches are one step"
+        )
     _raise(reason)
+
+
+def _validates_in_step(loop: _FitLoop) -> bool:
+    """Whether a validation would come before the last batch of a step."""
+    trainer, batches = loop.trainer, int(loop.max_batches)
+    assert trainer.val_check_batch is not None
+    interval = int(trainer.val_check_batch)
+    if trainer.check_val_every_n_epoch is None:
+        # It goes on from epoch to epoch, and so comes after any multiple of this in some epoch.
+        interval = gcd(interval, batches)
+    return interval != batches and interval % trainer.accumulate_grad_batches != 0
 
 
 def refuse_resumed(loop: _FitLoop) -> None:

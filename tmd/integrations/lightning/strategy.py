@@ -30,7 +30,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import tmd.trainer
 from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
-from tmd.integrations.lightning.refused import refuse_loggers
+from tmd.integrations.lightning.refused import refuse, refuse_loggers, warn_of_epoch_hooks
 from tmd.trainer.worker.join import joined
 
 _trained: WeakSet[tmd.trainer.Session] = WeakSet()
@@ -117,12 +117,14 @@ class TmdStrategy(DDPStrategy):
             dist.init_process_group("tmd")
 
     def setup(self, trainer: pl.Trainer) -> None:
-        super().setup(trainer)
         self._trainer = trainer
         if trainer.state.fn == "fit":
             if self.session in _trained:
                 raise RuntimeError("tmd runs one Trainer.fit() in a process: start another job")
+            refuse(trainer)
+            # Before `configure_optimizers`, which may set up the data.
             trainer.fit_loop = SessionFitLoop.of(trainer.fit_loop, self)
+        super().setup(trainer)
 
     def on_train_start(self) -> None:
         """Register all that a step changes. Called by the fit loop before its first batch."""
@@ -140,6 +142,8 @@ class TmdStrategy(DDPStrategy):
             if isinstance(each, ModelCheckpoint):
                 exists: Any = partial(self._file_exists, each.file_exists)
                 each.file_exists = exists
+        if self.is_global_zero:
+            warn_of_epoch_hooks(self._trainer)
         self._began = True
         _trained.add(self.session)
 
