@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stop", type=int, default=0, help="the process ends after this step")
+    parser.add_argument("--first", action="store_true", help="evaluate before training, too")
     parser.add_argument("--more", type=json.loads, default={}, help="more arguments")
     options = parser.parse_args()
     kind = transformers if options.whose == "theirs" else ours
@@ -145,6 +146,8 @@ def main() -> None:
         compute_metrics=share,
         callbacks=[*stops, Stop(options.stop), Ask(options.case)],
     )
+    if options.first:
+        trainer.evaluate()
     result = trainer.train()
     logs = [
         {name: value for name, value in each.items() if not name.endswith(CLOCK)}

@@ -20,9 +20,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def train(
-    whose: str, case: str, folder: Path, stop: int = 0, **more: object
+    whose: str, case: str, folder: Path, stop: int = 0, first: bool = False, **more: object
 ) -> list[dict[str, Any]]:
-    """Facts of both ranks, and the checkpoints. ``more``: arguments besides those of ``case``."""
+    """Facts of both ranks, and the checkpoints.
+
+    ``first``: evaluate before training, too. ``more``: arguments besides those of ``case``.
+    """
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -32,7 +35,7 @@ def train(
         subprocess.Popen(
             [
                 *(sys.executable, str(SCRIPT), whose, case, str(folder)),
-                *("--stop", str(stop), "--more", json.dumps(more)),
+                *("--stop", str(stop), "--more", json.dumps(more), *["--first"] * first),
             ],
             cwd=ROOT,
             env={
@@ -74,6 +77,19 @@ def test_it_trains_as_the_original_does(case: str, tmp_path: Path) -> None:
     ours = train("ours", case, tmp_path / "ours")
 
     assert ours == theirs
+
+
+@pytest.mark.parametrize("bf16", [False, thorough(True)], ids=["in float32", "in bfloat16"])
+def test_an_evaluation_before_training_changes_no_number(bf16: bool, tmp_path: Path) -> None:
+    """The ranks train together. In transformers each would train by itself from there on."""
+    need("transformers")
+    settings: dict[str, Any] = {"max_steps": 3, "bf16": bf16}
+    plain = train("ours", "limit", tmp_path / "plain", **settings)
+
+    facts = train("ours", "limit", tmp_path / "evaluated", first=True, **settings)
+
+    weights = [each["weights"] for each in facts[:2]]
+    assert weights == [plain[0]["weights"]] * 2
 
 
 @pytest.mark.thorough
@@ -142,6 +158,13 @@ for kind, settings in (
         Trainer(model, kind(folder, use_cpu=True, report_to="none", **settings))
     except (TypeError, ValueError) as error:
         print("refused:", error)
+from tmd.integrations.transformers.wrapping import refuse_unwrapped
+
+refuse_unwrapped(model, 1)
+try:
+    refuse_unwrapped(model, 2)
+except ValueError as error:
+    print("refused:", error)
 """
 
 IMPORTS = """
@@ -190,7 +213,7 @@ def refusals() -> list[str]:
 def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
     assert "import TrainingArguments from tmd.integrations.transformers" in refusals[0]
     for line, name in zip(
-        refusals[1:-3],
+        refusals[1:-4],
         (
             "auto_find_batch_size",
             "eval_on_start",
@@ -202,6 +225,12 @@ def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
         strict=True,
     ):
         assert name in line
+
+
+def test_a_model_whose_gradients_nothing_sums_is_refused(refusals: list[str]) -> None:
+    """Each rank would train by itself. A single rank may."""
+    assert "the GPT2LMHeadModel is not wrapped in DistributedDataParallel" in refusals[-4]
+    assert "call evaluate() and predict() only after train()" in refusals[-4]
 
 
 def test_a_missing_package_or_another_release_is_named_with_the_remedy(refusals: list[str]) -> None:

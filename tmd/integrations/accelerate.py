@@ -34,7 +34,6 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
     Raises:
         ValueError: the loader cannot be divided anew: it broadcasts random generators or batches.
     """
-    _refuse_broadcasts(loader)
     count = accelerator.gradient_accumulation_steps
     for drawn in session.batches(loader, accumulate=count, partial=True):
         _follow(session)
@@ -76,11 +75,3 @@ def repeatable(
 def _follow(session: Session) -> None:
     # An accelerator asks a copy.
     PartialState().process_index = AcceleratorState().process_index = session.rank
-
-
-def _refuse_broadcasts(loader: Any) -> None:
-    if type(loader).__name__ == "DataLoaderDispatcher":
-        raise ValueError(
-            "rank 0 reads the batches of this loader for all ranks, so a loss of it loses data: "
-            "use DataLoaderConfiguration(dispatch_batches=False)"
-        )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import tmd.trainer
 from tmd.campaign.job import Net, Optimizer, injector
@@ -23,6 +25,12 @@ def data(size: int, seed: int) -> TensorDataset:
     draw = torch.Generator().manual_seed(seed)
     samples = torch.randn(size, 16, generator=draw)
     return TensorDataset(samples, torch.randint(4, (size,), generator=draw))
+
+
+def masked(rows: list[Any]) -> tuple[Tensor, Tensor]:
+    """Draws random numbers in this process, as a collator does that masks tokens."""
+    samples, targets = default_collate(rows)
+    return samples * (torch.rand_like(samples) > 0.15), targets
 
 
 def main() -> None:
@@ -43,8 +51,9 @@ def main() -> None:
     net = Net(24)
     optimizer = Optimizer(net.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 15)
+    train_data = data(each * BATCH * accelerator.num_processes, 1)
     loader, held_out, model, optimizer, scheduler = accelerator.prepare(
-        DataLoader(data(each * BATCH * accelerator.num_processes, 1), BATCH, shuffle=True),
+        DataLoader(train_data, BATCH, shuffle=True, collate_fn=masked),
         DataLoader(data(50, 2), BATCH),
         net,
         optimizer,

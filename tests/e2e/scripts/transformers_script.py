@@ -21,8 +21,8 @@ from tmd.campaign.points import Injector
 from tmd.integrations.transformers import Trainer, TrainingArguments, session
 from tmd.trainer.state.digests import digest_of
 
-ACCUMULATE, BATCH, EVALUATE, SAVE = 2, 4, 5, 10
-VALUES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "epoch")
+ACCUMULATE, BATCH, EVALUATE, SAVE, TELL = 2, 4, 5, 10, 8
+VALUES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "epoch", "batch")
 
 injector = Injector()
 
@@ -99,7 +99,13 @@ class Steps(TrainerCallback, ExportableState):
 
 
 class Saving(Trainer):
-    """Has a point for faults with a part of a checkpoint written."""
+    """Logs in some steps, and has a point for faults with a part of a checkpoint written."""
+
+    def compute_loss(self, model: Any, *args: Any, **named: Any) -> Any:
+        found = super().compute_loss(model, *args, **named)
+        if model.training and self.state.global_step % TELL == 0:
+            self.log({"batch": float(found.detach())})
+        return found
 
     def save_model(self, *args: Any, **named: Any) -> None:
         super().save_model(*args, **named)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.trainer_callback import CallbackHandler
+
+
+class Held(NamedTuple):
+    """A call that was kept back."""
+
+    event: str
+    state: Any
+    """A copy of the state of the trainer at the time of the call."""
+    more: dict[str, Any]
 
 
 class Callbacks(CallbackHandler):
     """Keeps back what may happen only once, while ``held`` is a list."""
 
-    held: list[tuple[str, dict[str, Any]]] | None = None
+    held: list[Held] | None = None
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
         if self.held is None or event not in ("on_log", "on_save"):
             return super().call_event(event, *args, **more)
-        self.held.append((event, {name: copy.copy(value) for name, value in more.items()}))
-        return args[2]
+        _, state, control = args
+        copies = {name: copy.copy(value) for name, value in more.items()}
+        self.held.append(Held(event, copy.copy(state), copies))
+        return control
 
     def release(self, event: str, *args: Any, **more: Any) -> None:
         """Call what was kept back. What it changes in the control object has no effect."""

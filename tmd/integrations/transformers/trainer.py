@@ -20,10 +20,11 @@ from transformers import TrainerState, optimization
 
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
-from tmd.integrations.transformers.callbacks import Callbacks
+from tmd.integrations.transformers.callbacks import Callbacks, Held
 from tmd.integrations.transformers.checkpoints import Checkpoints
 from tmd.integrations.transformers.data import refuse_data, set_epoch
 from tmd.integrations.transformers.progress import Progress, Tally
+from tmd.integrations.transformers.wrapping import allow_wrapping, refuse_unwrapped
 from tmd.trainer import Step, StepResult
 
 OVERRIDDEN = (
@@ -56,7 +57,7 @@ class Trainer(Checkpoints):
         self._tally = Tally()
         self._run: dict[str, Any] = {}
         self._stops: bool | None = None
-        self._history = (-1, 0)
+        self._history, self._gathers = (-1, 0), False
         super().__init__(model, args, *more, **named)
         self.callback_handler.__class__ = Callbacks
 
@@ -119,8 +120,10 @@ class Trainer(Checkpoints):
         return super().train(resume_from_checkpoint, *more, **named)
 
     def _prepare_for_training(self, max_steps: int, loader: Any, resumed: Any) -> Any:
+        allow_wrapping(self)
         model, loader = super()._prepare_for_training(max_steps, loader, resumed)
         args, joined = self.args, session()
+        refuse_unwrapped(model, args.world_size)
         refuse_data(loader, args)
         self._total_loss_scalar, self._globalstep_last_logged = 0.0, self.state.global_step
         self._initial_global_step = self.state.global_step
@@ -166,9 +169,7 @@ class Trainer(Checkpoints):
         count = self.args.gradient_accumulation_steps
         for drawn in joined.batches(self._batches(epoch), accumulate=count, partial=True):
             self._take_rank()
-            step = joined.begin()
-            step.run(self._update, step, drawn if count > 1 else [drawn])
-            if step.end() is StepResult.SPOILT:
+            if self._step(drawn if count > 1 else [drawn]) is StepResult.SPOILT:
                 continue
             handler = self.callback_handler
             self.control = now = handler.on_step_end(self.args, self.state, self.control)
@@ -205,6 +206,24 @@ class Trainer(Checkpoints):
             # The rank that this worker took is in a later epoch, which may end training.
             self._stops = self.control.should_training_stop
             self.control.should_training_stop = False
+
+    def _step(self, samples: list[Any]) -> StepResult:
+        """One step. What the script logs in it counts only if the step does."""
+        handler, history = self.callback_handler, self.state.log_history
+        step, before = session().begin(), len(history)
+        held: list[Held] = []
+        handler.held = held
+        try:
+            step.run(self._update, step, samples)
+        finally:
+            handler.held = None
+        result = step.end()
+        if result is not StepResult.COMMITTED:
+            del history[before:]
+            return result
+        for event, state, more in held:
+            handler.release(event, self.args, state, self.control, **more)
+        return result
 
     def _update(self, step: Step, samples: list[Any]) -> None:
         """One step: what the loop of transformers does with these batches up to ``on_step_end``."""
@@ -258,7 +277,7 @@ class Trainer(Checkpoints):
 
     # --- what gathers from other ranks, between two steps -----------------------------------------
 
-    def _measure(self) -> list[tuple[str, dict[str, Any]]]:
+    def _measure(self) -> list[Held]:
         """Log, evaluate and save what is due, and keep back what may happen only once."""
         self._take_rank()
         handler, progress, history = self.callback_handler, self._progress, self.state.log_history
@@ -266,8 +285,8 @@ class Trainer(Checkpoints):
         if self._history[0] == gap:
             del history[self._history[1] :]  # of an attempt in which a rank was lost
         self._history = gap, len(history)
-        held: list[tuple[str, dict[str, Any]]] = []
-        handler.held = held
+        held: list[Held] = []
+        handler.held, self._gathers = held, True
         try:
             self._log_save_evaluate()
             self._stop_early()
@@ -282,7 +301,7 @@ class Trainer(Checkpoints):
             progress.values["gaps"] += 1
             return held
         finally:
-            handler.held = None
+            handler.held, self._gathers = None, False
 
     def _log_save_evaluate(self) -> None:
         run, names = self._run, ("trial", "epoch", "ignore_keys_for_eval", "start_time")
@@ -294,15 +313,15 @@ class Trainer(Checkpoints):
             **{name: run[name] for name in names},
         )
 
-    def _publish(self, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        for event, more in events:
+    def _publish(self, events: Iterable[Held]) -> None:
+        for event, _, more in events:
             if event == "on_save":
                 self._complete_checkpoint()
             self.callback_handler.release(event, self.args, self.state, self.control, **more)
 
     def store_flos(self) -> None:
         """Sum the operations of all ranks, where they can be gathered."""
-        if self.callback_handler.held is not None and not self._partly:
+        if self._gathers and not self._partly:
             super().store_flos()
 
     def _finalize_training(self, *args: Any, **named: Any) -> Any:
