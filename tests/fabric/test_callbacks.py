@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
 from tests.fabric.circle import Circle, circle, sync
@@ -136,6 +137,54 @@ def test_a_callback_of_a_coalesced_block_may_call_a_collective() -> None:
         attached = threading.Event()
         for found in c.each(lambda f: one(c, f, attached)):
             assert torch.equal(found, torch.full((LENGTH,), 2 * total(2)))
+
+
+def test_no_collective_waits_for_the_callback_of_another_group() -> None:
+    """The ranks may call the operations of two groups in another order."""
+
+    def one(c: Circle, fabric: Fabric) -> Tensor:
+        first, other = c.of(fabric, "0"), c.of(fabric, "1")
+        if fabric.rank == 0:
+            chained = first.allreduce([own(fabric)]).get_future().then(lambda f: f.value()[0] + 1)
+            other.allreduce([own(fabric)], sync()).wait()
+            return chained.wait()
+        other.allreduce([own(fabric)], sync()).wait()
+        last = own(fabric)
+        first.allreduce([last], sync()).wait()
+        return last + 1
+
+    with circle(2) as c:
+        c.group("0")
+        c.group("1")
+        for found in c.each(lambda f: one(c, f)):
+            assert torch.equal(found, torch.full((LENGTH,), total(2) + 1))
+        assert not any(f.poisoned for f in c.fabrics)
+
+
+def test_the_hooks_of_ddp_that_call_nothing_are_not_waited_for() -> None:
+    """DDP would lose the overlap of communication and computation. Here rank 1 calls nothing before
+    rank 0 has called both."""
+    called = threading.Event()
+
+    def one(c: Circle, fabric: Fabric) -> list[Tensor]:
+        group = c.of(fabric)
+        if fabric.rank == 1:
+            called.wait()
+        chained = []
+        for _ in range(2):
+
+            def decompress(future: Future[list[Tensor]]) -> Tensor:
+                return future.value()[0] + 1
+
+            decompress.__module__ = default_hooks.__name__
+            chained.append(group.allreduce([own(fabric)]).get_future().then(decompress))
+        called.set()
+        return [each.wait() for each in chained]
+
+    with circle(2) as c:
+        c.group()
+        for found in c.each(lambda f: one(c, f)):
+            assert all(torch.equal(each, torch.full((LENGTH,), total(2) + 1)) for each in found)
 
 
 def test_callbacks_of_a_broken_operation_run_too() -> None:

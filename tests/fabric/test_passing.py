@@ -498,6 +498,18 @@ def test_only_the_inner_group_judges_what_it_reduces(mode: str) -> None:
         assert not fabric.poisoned
 
 
+def test_a_coalesced_block_of_an_inner_group_has_a_future() -> None:
+    def block(fabric: Fabric) -> list[Tensor]:
+        group, own = p.groups[fabric.worker], torch.ones(2)
+        group._start_coalescing(own.device)
+        group.allreduce([own])
+        return group._end_coalescing(own.device).get_future().wait()
+
+    with passing() as p:
+        for (found,) in p.circle.each(block):
+            assert found.tolist() == [float(SIZE)] * 2
+
+
 def test_a_peer_that_ends_during_a_call_ends_no_survivor() -> None:
     """NCCL reports it in the call, before any link does. The vote drops the step."""
     with passing() as p:

@@ -153,8 +153,8 @@ def across_epochs(interval: int) -> dict[str, Any]:
         (lambda: {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
         (lambda: {"val_check_interval": "00:00:00:01"}, "as a time"),
         (callbacks("LearningRateFinder"), "LearningRateFinder"),
-        (lambda: {"val_check_interval": 3, "accumulate_grad_batches": 2}, "2 batches are one"),
-        (lambda: across_epochs(8), "8 batches in epochs of 6: 4 batches are one step"),
+        (lambda: {"val_check_interval": 3, "accumulate_grad_batches": 2}, "batch 3 of epoch 1"),
+        (lambda: {**across_epochs(8), "max_epochs": 2}, "batch 2 of epoch 2"),
     ],
 )
 def test_what_cannot_move_is_refused_by_name(
@@ -329,6 +329,15 @@ def test_an_interval_that_ends_with_an_epoch_is_kept() -> None:
     assert module.validated == 2 * 2
 
 
+@pytest.mark.parametrize("limit", [{"max_epochs": 1}, {"max_epochs": 9, "max_steps": 2}])
+def test_an_interval_that_fits_all_epochs_that_come_is_kept(limit: dict[str, int]) -> None:
+    """In a second epoch of six batches validation would come after the second one."""
+    module = small()
+    fit(module, **{**across_epochs(4), **limit})
+
+    assert len(module.losses) == 6
+
+
 def test_a_stop_within_a_step_takes_effect_after_it() -> None:
     """The step is finished, and the model is validated once."""
     import lightning.pytorch as pl
@@ -367,7 +376,7 @@ def test_what_cannot_run_is_refused_after_a_hook_has_asked_for_the_number_of_ste
     make = module.configure_optimizers
     module.configure_optimizers = lambda: (module.trainer.estimated_stepping_batches, make())[1]
 
-    with pytest.raises(Exception, match="2 batches are one"):
+    with pytest.raises(Exception, match="batch 3 of epoch 1"):
         fit(module, val_check_interval=3, accumulate_grad_batches=2)
 
 

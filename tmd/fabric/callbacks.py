@@ -2,8 +2,9 @@
 
 The thread that completes an operation must not run its callbacks: one of them may call the next
 operation of the same group and wait for it, as torch's PowerSGD hook does. And all ranks must call
-their operations in the same order, so those that follow in the script wait for the callbacks that
-were attached before.
+the operations of a group in the same order. So an operation waits for the callbacks of its group
+that were attached before it was called. The order of the callbacks of one script is the same on all
+ranks only if it attaches each one before it calls the next operation.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def on_own_thread(settle: Callable[[], None]) -> None:
 
 
 class Callbacks:
-    """The callbacks of all collectives of a fabric, run in the order in which those complete."""
+    """The callbacks of the collectives of a group, run in the order in which those complete."""
 
-    def __init__(self, blocked: WaitTimer) -> None:
+    def __init__(self, group: str, blocked: WaitTimer) -> None:
         self._blocked = blocked
-        self._lane = SerialExecutor("tmd-callbacks")
+        self._lane = SerialExecutor(f"tmd-callbacks-{group}")
         self._changed = threading.Condition()
         self._expected = 0
 

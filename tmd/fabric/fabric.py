@@ -10,7 +10,6 @@ from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
-from tmd.fabric.callbacks import Callbacks
 from tmd.fabric.control import Control
 from tmd.fabric.counters import CallCounter, LinkCounters
 from tmd.fabric.dial import Caller
@@ -46,7 +45,6 @@ class Fabric:
         self.tap: Tap | None = None
         self.generations = Generations()
         self.calls, self.blocked = CallCounter(), WaitTimer()
-        self.callbacks = Callbacks(self.blocked)
         self.passes = Passes(lambda: self.standing)
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
@@ -312,7 +310,7 @@ class Fabric:
     def reduce_min(self, values: Sequence[int]) -> tuple[int, ...]:
         """The vote: element-wise minimum over the world. Raises LinkError if it broke."""
         coalescing.end_all()
-        self.callbacks.rest()
+        self._groups.rest()
         if self._sandbox is not None:
             return self._sandbox.source.vote(values)
         result = self._control.reduce_min(self._held(), values)
@@ -393,7 +391,6 @@ class Fabric:
             self._groups.abandon(standing)
         self.generations.close(CLOSE_S, ended)
         self._groups.end(CLOSE_S)
-        self.callbacks.close()
         if standing is not None:
             standing.close()
         self._admission.discard_all()

@@ -197,8 +197,13 @@ class Identity(dist.ProcessGroup):
         self._fabric.poison(f"group {self._name} was aborted")
         self.shutdown()
 
+    def rest(self) -> None:
+        """Wait for the callbacks that are attached to operations of this group."""
+        self._runner.callbacks.rest()
+
     def shutdown(self) -> None:
         """Close the links and end the threads of this group; idempotent."""
         self._fabric.part(self)
         self._runner.lane.close()
+        self._runner.callbacks.close()
         self._mailbox.close()

@@ -16,6 +16,7 @@ from torch import Tensor
 from tmd.core.values.errors import LinkError
 from tmd.core.worker.broken_step import Rerun
 from tmd.fabric import device
+from tmd.fabric.callbacks import Callbacks
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
@@ -69,6 +70,7 @@ class Runner:
         self.patience = patience
         self.strict = strict
         self.lane = SerialExecutor(f"tmd-group-{view.name}")
+        self.callbacks = Callbacks(view.name, fabric.blocked)
         self._scratch = Scratch()
         self._standing: EpochView | None = None
         self.log = StepLog()
@@ -79,9 +81,9 @@ class Runner:
 
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
-        self.fabric.callbacks.rest()
+        self.callbacks.rest()
         self.fabric.passes.saw(call.kind, objects=call.objects)
-        work = Work(results, self.fabric.blocked, self.fabric.callbacks)
+        work = Work(results, self.fabric.blocked, self.callbacks)
         self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731

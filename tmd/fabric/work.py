@@ -16,6 +16,10 @@ from tmd.fabric.callbacks import Callbacks, on_own_thread
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.torch_private.c10d import Work as TorchWork
 
+WITHOUT_CALLS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+"""Module whose callbacks call no operation. Waiting for them would cost DDP the overlap of
+communication and computation."""
+
 
 class ResultFuture(Future[list[Tensor]]):
     """The future of a :class:`Work`, which learns of each callback.
@@ -28,7 +32,8 @@ class ResultFuture(Future[list[Tensor]]):
 
     def then(self, callback: Callable[[Future[list[Tensor]]], Any]) -> Future[Any]:
         """See :meth:`torch.futures.Future.then`."""
-        self.expect_callbacks()
+        if getattr(callback, "__module__", None) != WITHOUT_CALLS:
+            self.expect_callbacks()
         return super().then(callback)
 
     def add_done_callback(self, callback: Callable[[Future[list[Tensor]]], None]) -> None:
@@ -158,7 +163,7 @@ class Work(TorchWork):
 class Joint(TorchWork):
     """Several operations that torch waits for as one."""
 
-    def __init__(self, parts: Sequence[Work]) -> None:
+    def __init__(self, parts: Sequence[TorchWork]) -> None:
         super().__init__()
         self._parts = tuple(parts)
 
@@ -168,10 +173,10 @@ class Joint(TorchWork):
 
     def get_future(self) -> Future[list[Tensor]]:
         """A future whose value is all output tensors, in the order of the operations."""
-        parts: list[Future[list[Tensor]]] = []
-        for part in self._parts:
-            part.get_future().expect_callbacks()
-            parts.append(part.get_future())
+        parts = [part.get_future() for part in self._parts]
+        for part in parts:
+            if isinstance(part, ResultFuture):  # torch's own, if an inner group carries it
+                part.expect_callbacks()
         futures = collect_all(parts)
         return futures.then(lambda done: [t for each in done.value() for t in each.value()])
 

@@ -168,15 +168,20 @@ class PassingGroup(Group):
         )
 
     def _reduction(self, name: str, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
-        # An inner group has reductions and types that tmd's own algorithms lack.
-        return (
-            ELSEWHERE
-            if self._carried_elsewhere(tensors)
-            else super()._reduction(name, opts, tensors)
-        )
+        try:
+            return super()._reduction(name, opts, tensors)
+        except ValueError:  # an inner group has reductions and types that tmd's own way lacks
+            if not self._carried_elsewhere(tensors):
+                raise
+            return ELSEWHERE
 
     def _type_code(self, kind: FrameKind, tensors: Sequence[Tensor]) -> int:
-        return 0 if self._carried_elsewhere(tensors) else super()._type_code(kind, tensors)
+        try:
+            return super()._type_code(kind, tensors)
+        except ValueError:
+            if not self._carried_elsewhere(tensors):
+                raise
+            return 0
 
     def _submit(
         self,
@@ -197,8 +202,8 @@ class PassingGroup(Group):
     ) -> Work:
         """Run ``call``, and complete once the shadows have a copy of its outputs: the script may
         change them as soon as it has them."""
-        tap, fabric = self._fabric.tap, self._fabric
-        work = Work(outputs, fabric.blocked, fabric.callbacks)
+        tap = self._fabric.tap
+        work = Work(outputs, self._fabric.blocked, self._runner.callbacks)
         assert tap is not None
         given = tap.given(op, self.view.name, inputs)
         queued = device.current().queued(outputs)
@@ -275,7 +280,7 @@ def _passing(name: str, inner: str) -> Any:
     own: Callable[..., Any] = getattr(Group, name)
 
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
-        self._fabric.callbacks.rest()
+        self.rest()
         if not self._passes(args):
             return own(self, *args, **named)
         generation, found = self._in_use(args)

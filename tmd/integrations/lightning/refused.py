@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from math import gcd
+from math import inf, lcm
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -66,8 +66,8 @@ def warn_of_epoch_hooks(trainer: Trainer) -> None:
     if names := own_hooks(trainer, "on_train_epoch_start"):
         log.warning(
             "on_train_epoch_start of %s runs after the first batch of an epoch is drawn, and not "
-            "on a worker that joins within the epoch: let the data set depend on its set_epoch, "
-            "and set modes of modules in on_train_batch_start",
+            "on a worker that joins within the epoch: tmd calls set_epoch(0), set_epoch(1), ... of "
+            "the data set before that batch; set modes of modules in on_train_batch_start",
             ", ".join(names),
         )
 
@@ -102,23 +102,41 @@ def refuse_loops(loop: _FitLoop, fetcher: _DataFetcher) -> None:
         reason = "training_step(dataloader_iter): take a batch"
     elif loop.max_batches == float("inf"):
         reason = "a training loader without a length: give it __len__"
-    elif trainer.enable_validation and loop.max_batches and _validates_in_step(loop):
+    elif trainer.enable_validation and loop.max_batches and (found := _validation_in_step(loop)):
+        epoch, batch = found
         reason = (
-            f"val_check_interval of {trainer.val_check_batch} batches in epochs of "
-            f"{loop.max_batches}: {steps} batches are one step"
+            f"val_check_interval of {trainer.val_check_batch} batches: a validation after batch "
+            f"{batch} of epoch {epoch} would fall within a step, which has {steps} batches"
         )
     _raise(reason)
 
 
-def _validates_in_step(loop: _FitLoop) -> bool:
-    """Whether a validation would come before the last batch of a step."""
+def _validation_in_step(loop: _FitLoop) -> tuple[int, int] | None:
+    """The epoch and the batch, both counted from 1, after which a validation would come before the
+    last batch of a step; ``None`` if none does."""
     trainer, batches = loop.trainer, int(loop.max_batches)
     assert trainer.val_check_batch is not None
-    interval = int(trainer.val_check_batch)
-    if trainer.check_val_every_n_epoch is None:
-        # It goes on from epoch to epoch, and so comes after any multiple of this in some epoch.
-        interval = gcd(interval, batches)
-    return interval != batches and interval % trainer.accumulate_grad_batches != 0
+    interval, steps = int(trainer.val_check_batch), trainer.accumulate_grad_batches
+    last = batches
+    if trainer.check_val_every_n_epoch is None:  # it goes on from epoch to epoch
+        last = int(min(lcm(interval, batches), _batches_to_train(loop)))
+    for count in range(interval, last + 1, interval):
+        epoch, batch = divmod(count - 1, batches)
+        if (batch + 1) % steps and batch + 1 != batches:
+            return epoch + 1, batch + 1
+    return None
+
+
+def _batches_to_train(loop: _FitLoop) -> float:
+    """The most batches that all epochs together have."""
+    batches, steps = int(loop.max_batches), loop.trainer.accumulate_grad_batches
+    limit = inf
+    if loop.max_epochs is not None and loop.max_epochs >= 0:
+        limit = loop.max_epochs * batches
+    if loop.max_steps >= 0:
+        epochs, more = divmod(loop.max_steps, -(-batches // steps))
+        limit = min(limit, epochs * batches + more * steps)
+    return limit
 
 
 def refuse_resumed(loop: _FitLoop) -> None:

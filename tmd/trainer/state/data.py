@@ -317,7 +317,7 @@ class Feed:
                 seed_of = partial(_seed_of, self._base, self.call)
                 steps.start, steps.seed_of = index, seed_of if processes else None
                 steps.latest = None
-            self._source = iter(without_read_ahead(loader))
+            self._source = iter(without_read_ahead(loader, self._opened_at.parts))
         # A generator goes on where it is, and a list holds the batch that was changed.
         goes_on = self._source is loader and not is_function(self._loader)
         self._draws_once = goes_on or isinstance(loader, list | tuple)

@@ -16,11 +16,14 @@ from typing import Any
 log = logging.getLogger("tmd.trainer")
 
 
-def without_read_ahead(loader: Iterable[Any]) -> Iterable[Any]:
+def without_read_ahead(loader: Iterable[Any], parts: int) -> Iterable[Any]:
     """``loader``, or the batches of an Accelerate loader, each drawn when it is asked for.
 
     The loader shows the script the same as in an iteration of its own. Only
     ``end_of_dataloader`` stays false at the last batch of data without a length.
+
+    Args:
+        parts: number of parts of the data.
 
     Raises:
         ValueError: rank 0 reads the batches of this loader for all ranks.
@@ -30,6 +33,8 @@ def without_read_ahead(loader: Iterable[Any]) -> Iterable[Any]:
         return loader
     kind = type(loader)  # its __class__ is that of a DataLoader
     if issubclass(kind, module.DataLoaderDispatcher):
+        if parts == 1:
+            return loader
         raise ValueError(
             "rank 0 reads the batches of this loader for all ranks, so a loss of it loses data: "
             "use DataLoaderConfiguration(dispatch_batches=False)"
