@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ def of_this_process():
         "folder": os.getcwd(),
         "user": (os.geteuid(), os.getegid()),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("TMD_", "XDG_"))},
-        "handlers": {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)},
     }
 
 
