@@ -12,7 +12,7 @@ from tmd import embedded
 
 
 def of_this_process():
-    """What all tests of this process share, and each must leave as it was."""
+    """The state that all tests of this process share. Each test must leave it as it was."""
     status = Path("/proc/self/status").read_text().splitlines()
     return {
         "umask": next((line for line in status if line.startswith("Umask")), None),

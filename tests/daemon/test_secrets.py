@@ -177,7 +177,7 @@ def test_a_daemon_without_connections_logs_no_secret(form, tmp_path):
 
 @pytest.fixture
 def umask():
-    """What a daemon that runs in this process changes."""
+    """Restores the umask, which a daemon that runs in this process changes."""
     before = os.umask(0o022)
     os.umask(before)
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,6 +56,22 @@ def is_sum(tensors: list[Tensor], size: int) -> None:
     assert torch.equal(later, torch.full((3 * LENGTH,), total(size)))
 
 
+def on_two(attach: Callable[[Group, Fabric], Future[Tensor]]) -> list[Tensor]:
+    """The results on two ranks. Rank 1 is late: the callbacks of rank 0 are attached by then."""
+    attached = threading.Event()
+
+    def one(c: Circle, fabric: Fabric) -> Tensor:
+        if fabric.rank == 1:
+            attached.wait()
+        chained = attach(c.of(fabric), fabric)
+        attached.set()
+        return chained.wait()
+
+    with circle(2) as c:
+        c.group()
+        return c.each(lambda f: one(c, f))
+
+
 def test_a_callback_runs_the_next_collective_before_those_that_follow() -> None:
     with circle(3) as c:
         c.group()
@@ -76,24 +93,15 @@ def test_so_it_does_while_a_shadow_follows_an_inner_group() -> None:
 
 
 def test_a_callback_may_wait_for_one_that_it_attaches() -> None:
-    def nested(c: Circle, fabric: Fabric, attached: threading.Event) -> Tensor:
-        group = c.of(fabric)
-        if fabric.rank == 1:
-            attached.wait()
-
+    def attach(group: Group, fabric: Fabric) -> Future[Tensor]:
         def outer(future: Future[list[Tensor]]) -> Tensor:
             inner = group.allreduce([future.value()[0].clone()]).get_future()
             return inner.then(lambda done: done.value()[0] + 1).wait()
 
-        chained = group.allreduce([own(fabric)]).get_future().then(outer)
-        attached.set()
-        return chained.wait()
+        return group.allreduce([own(fabric)]).get_future().then(outer)
 
-    with circle(2) as c:
-        c.group()
-        attached = threading.Event()
-        for found in c.each(lambda f: nested(c, f, attached)):
-            assert torch.equal(found, torch.full((LENGTH,), 2 * total(2) + 1))
+    for found in on_two(attach):
+        assert torch.equal(found, torch.full((LENGTH,), 2 * total(2) + 1))
 
 
 def test_no_collective_waits_for_the_callback_of_a_message() -> None:
@@ -116,10 +124,7 @@ def test_no_collective_waits_for_the_callback_of_a_message() -> None:
 
 
 def test_a_callback_of_a_coalesced_block_may_call_a_collective() -> None:
-    def one(c: Circle, fabric: Fabric, attached: threading.Event) -> Tensor:
-        group = c.of(fabric)
-        if fabric.rank == 1:
-            attached.wait()
+    def attach(group: Group, fabric: Fabric) -> Future[Tensor]:
         group._start_coalescing(torch.device("cpu"))
         for _ in range(2):
             group.allreduce([own(fabric)])
@@ -128,15 +133,10 @@ def test_a_callback_of_a_coalesced_block_may_call_a_collective() -> None:
         def next_one(future: Future[list[Tensor]]) -> Tensor:
             return group.allreduce([future.value()[1].clone()]).get_future().wait()[0]
 
-        chained = joint.then(next_one)
-        attached.set()
-        return chained.wait()
+        return joint.then(next_one)
 
-    with circle(2) as c:
-        c.group()
-        attached = threading.Event()
-        for found in c.each(lambda f: one(c, f, attached)):
-            assert torch.equal(found, torch.full((LENGTH,), 2 * total(2)))
+    for found in on_two(attach):
+        assert torch.equal(found, torch.full((LENGTH,), 2 * total(2)))
 
 
 def test_no_collective_waits_for_the_callback_of_another_group() -> None:

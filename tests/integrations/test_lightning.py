@@ -388,7 +388,7 @@ def test_a_data_set_knows_the_epoch_of_each_batch(
     """From the first one on, as without tmd. The hook is named, since a joiner does not run it.
     Without one, nobody sets the epoch."""
 
-    class Told(TensorDataset):
+    class WithEpochs(TensorDataset):
         epoch, seen = 0, list[int]()
 
         def set_epoch(self, epoch: int) -> None:
@@ -398,7 +398,7 @@ def test_a_data_set_knows_the_epoch_of_each_batch(
             self.seen.append(self.epoch)
             return super().__getitem__(index)
 
-    data, module = Told(torch.ones(3, 4)), small()
+    data, module = WithEpochs(torch.ones(3, 4)), small()
     if hook:
         module.on_train_epoch_start = lambda: data.set_epoch(module.current_epoch)
     chosen: dict[str, Any] = {"strategy": strategy} if strategy else {}

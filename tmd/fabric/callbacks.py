@@ -1,4 +1,4 @@
-"""Runs what a script attaches to the futures of operations.
+"""Runs the callbacks that a script attaches to the futures of operations.
 
 The thread that completes an operation must not run its callbacks: one of them may call the next
 operation of the same group and wait for it, as torch's PowerSGD hook does. And all ranks must call
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.wait_timer import WaitTimer
@@ -25,14 +26,17 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def _run(settle: Callable[[], None]) -> None:
+    before, _running.now = _running.now, True
+    try:
+        settle()
+    finally:
+        _running.now = before
+
+
 def on_own_thread(settle: Callable[[], None]) -> None:
     """Call ``settle``, which runs callbacks, on a thread of its own."""
-
-    def run() -> None:
-        _running.now = True
-        settle()
-
-    threading.Thread(target=run, name="tmd-callback", daemon=True).start()
+    threading.Thread(target=_run, args=(settle,), name="tmd-callback", daemon=True).start()
 
 
 class Callbacks:
@@ -45,15 +49,16 @@ class Callbacks:
         self._expected = 0
 
     def expect(self) -> Callable[[Callable[[], None]], None]:
-        """Note that a callback was attached to an operation that is not complete. The result is to
-        be called once, with what settles the future of the operation."""
+        """Note that a callback was attached to an operation that is not complete.
+
+        Call the result once, with the function that settles the future of the operation.
+        """
         with self._changed:
             self._expected += 1
         nested = _running.now
 
         def run(settle: Callable[[], None]) -> None:
             def settled() -> None:
-                _running.now = True
                 try:
                     settle()
                 finally:
@@ -63,7 +68,7 @@ class Callbacks:
             if nested:
                 on_own_thread(settled)
             else:
-                self._lane.run(settled, inline=False)
+                self._lane.run(partial(_run, settled), inline=False)
 
         return run
 

@@ -144,17 +144,21 @@ class EpochView:
         """The link to ``rank``, opened now if there is none. Raises LinkError.
 
         One end dials and the other waits; the sender dials a link for outgoing messages. A peer
-        that is alive may take ``patience`` seconds, 0 for any time; then this raises PeerLate.
+        that is alive may take ``patience`` seconds, 0 for any time; then this raises PeerLate. The
+        same holds for each wait on the link.
         """
         member = self.membership.members[rank]
         key = LinkKey(group, lane, member.worker)
-        link = self.links.get(key)
-        if link is not None:
-            return link
+        link = self.links.get(key) or self._open(key, member, patience)
+        if patience and link.timeout_ms is None:
+            link.patience(patience)
+        return link
+
+    def _open(self, key: LinkKey, member: Member, patience: float) -> Link:
         deadline = time.monotonic() + patience if patience else inf
         self._opening.append(member.worker)
         try:
-            if lane == SENDING or dials(self._caller.worker, member.worker):
+            if key.lane == SENDING or dials(self._caller.worker, member.worker):
                 return self._dial(key, member, deadline)
             return self._expect(key, member, deadline)
         finally:

@@ -68,8 +68,6 @@ class Mailbox:
             data = bytearray(payload)
             return self._arrive(Message(to, header.detail, header.epoch, header.dtype, data))
         link = standing.link(self._group, self._ranks[to], SENDING, patience=patience)
-        if link.timeout_ms is None:
-            link.patience(patience)
         send(link, header.packed(len(payload)), payload)
 
     def post(self, receive: PostedReceive) -> None:

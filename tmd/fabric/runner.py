@@ -317,7 +317,4 @@ class Runner:
         return FrameHeader(standing.epoch, self.seq, call.kind, call.dtype, call.root, call.detail)
 
     def _link(self, standing: EpochView, rank: int) -> Link:
-        link = standing.link(self.view.name, rank, patience=self.patience)
-        if link.timeout_ms is None:
-            link.patience(self.patience)
-        return link
+        return standing.link(self.view.name, rank, patience=self.patience)

@@ -50,7 +50,7 @@ PARTS = (torch.int64, torch.uint8)
 """Types of the parts of an object."""
 
 ELSEWHERE = Reduction(0, torch.add)
-"""In place of a reduction that is not computed here."""
+"""Stands for a reduction that is not computed here."""
 
 
 class Launched(TorchWork):

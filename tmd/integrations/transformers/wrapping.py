@@ -1,4 +1,4 @@
-"""Sees to it that a model is wrapped, so that its gradients are summed over the ranks."""
+"""Ensures that a model is wrapped, so that its gradients are summed over the ranks."""
 
 from __future__ import annotations
 

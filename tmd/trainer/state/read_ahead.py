@@ -1,8 +1,9 @@
-"""Iterates a loader of Accelerate without its reading one batch ahead.
+"""Iterates a loader of Accelerate without reading one batch ahead.
 
-Its own iterator draws batch n + 1 before it gives batch n, to know which one is the last. A data
-set or a collator that draws random numbers in this process then does so under the seed of another
-step. Which step that is depends on how the position was reached, so a joiner gets another batch.
+Accelerate's own iterator draws batch n + 1 before it gives batch n, to know which one is the last.
+A data set or a collator that draws random numbers in this process then does so under the seed of
+another step. Which step that is depends on how the position was reached, so a joiner gets another
+batch.
 """
 
 from __future__ import annotations
