@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -132,6 +133,45 @@ async def assert_shows_the_other_job(page):
     assert "no other standby" in await page.locator("#survival").inner_text()
     await page.keyboard.press("1")
     await page.locator("#survival", has_text=JOB).wait_for()
+
+
+async def test_a_late_answer_leaves_the_next_question_open():
+    """A drain is cancelled before the daemon answers; the dialog then asks about another host."""
+    store, past = await made_up()
+    sent, answering = asyncio.Event(), asyncio.Event()
+
+    async def answer_late(route):
+        sent.set()
+        await answering.wait()
+        await route.continue_()
+
+    async with (
+        serving(store, history=past) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/") as watched,
+    ):
+        page = watched.page
+        await page.route("**/v1/drain", answer_late)
+        await ask_to_drain(page, "gpu-001")
+        await page.locator("[name=token]").fill(TOKEN)
+        await page.locator("#ask-do").click()
+        await sent.wait()
+        await page.get_by_role("button", name="Cancel").click()
+        await ask_to_drain(page, "gpu-002")
+        answering.set()
+        await page.locator("#notice", has_text="The drain of gpu-001 is requested.").wait_for()
+        title = await page.locator("#ask-title").inner_text()
+        still_open = await page.locator("#ask").is_visible()
+        drains = (await served.store.client().snapshot()).drains
+
+    assert (title, still_open) == ("Drain gpu-002?", True)
+    assert {d.host for d in drains} == {DRAINED, "gpu-001"}
+    assert watched.complaints == []
+
+
+async def ask_to_drain(page, host):
+    await page.locator("#filter").fill(host)
+    await page.get_by_role("button", name=f"Drain {host}", exact=True).click()
 
 
 async def test_the_page_says_what_it_does_not_get():

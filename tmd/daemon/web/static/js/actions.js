@@ -51,6 +51,7 @@ function open(title, text, action, options, wantsToken) {
   byId("ask-title").textContent = title;
   byId("ask-text").textContent = text;
   byId("ask-do").textContent = action;
+  byId("ask-do").disabled = false;
   byId("ask-problem").textContent = "";
   byId("ask-options").replaceChildren(...options.map(([name, label]) => el("label", {},
     el("input", { type: "checkbox", name }), label)));
@@ -80,17 +81,23 @@ async function submit(event) {
   if (field.value) sessionStorage.setItem(TOKEN, field.value.trim());
   field.value = "";
   locked();
-  if (!asked) {
+  const work = asked;
+  if (!work) {
     byId("ask").close();
     return;
   }
   byId("ask-do").disabled = true;
-  const problem = await send(asked.verb, asked.body(chosen(form)));
+  const problem = await send(work.verb, work.body(chosen(form)));
+  // Meanwhile the dialog may have been cancelled, and may ask about something else.
+  if (asked !== work || !byId("ask").open) {
+    say(problem ? `${work.title} ${problem}` : work.done);
+    return;
+  }
   byId("ask-do").disabled = false;
   byId("ask-problem").textContent = problem;
   if (problem) return;
   byId("ask").close();
-  say(asked.done);
+  say(work.done);
 }
 
 const chosen = (form) => Object.fromEntries(

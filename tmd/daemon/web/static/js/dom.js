@@ -3,7 +3,7 @@
 
 export const byId = (id) => document.getElementById(id);
 
-/** A node. In `props`, `style` is an object, `on...` a listener, and all else an attribute. */
+/** A node. In `props`, `style` is an object and all else an attribute. */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
