@@ -270,8 +270,9 @@ def refuse_exposed(file: Path | None) -> None:
     keys = inline_secrets(read_file(file))
     if keys:
         raise ConfigError(
-            f"{file} can be read by everybody and holds a secret, {', '.join(keys)}: chmod 640 "
-            f"{file}, or keep it in [cluster] secret_file or a TMD_<SECTION>__<KEY> variable"
+            f"{file} can be read by everybody and holds a secret, {', '.join(keys)}: keep it in "
+            "[cluster] secret_file or a TMD_<SECTION>__<KEY> variable, or chmod 640 the file, in a "
+            "group of those who run tmd"
         )
 
 

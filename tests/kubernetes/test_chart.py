@@ -176,13 +176,14 @@ def test_a_secret_of_ones_own_is_used_and_none_is_made() -> None:
 def test_no_container_has_more_rights_than_it_needs(
     plain: list[Object], whole: list[Object]
 ) -> None:
-    """Root only makes the folders of the node, with two capabilities."""
+    """Root only makes the folders of the node, with three capabilities."""
     # The daemon of the other values is privileged, since it reads the kernel's log.
     found = {**containers(whole), **containers(plain)}
     folders = found.pop("folders")["securityContext"]
     daemon = one(plain, "DaemonSet")["spec"]["template"]["spec"]
 
-    assert folders["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    assert folders["capabilities"]["drop"] == ["ALL"]
+    assert set(folders["capabilities"]["add"]) == {"CHOWN", "FOWNER", "DAC_READ_SEARCH"}
     for name, container in found.items():
         context = container["securityContext"]
         assert context["capabilities"] == {"drop": ["ALL"]}, name
@@ -234,7 +235,88 @@ async def test_the_rights_of_the_chart_are_enough(
     assert {(r.verb, r.resource) for r in server.requests} <= server.rights
 
 
+def test_a_daemon_without_root_owns_what_one_with_root_has_written(
+    plain: list[Object], tmp_path: Path
+) -> None:
+    """``daemon.kernelLog`` is no longer set. The script has the capabilities of the chart alone."""
+    if os.geteuid():
+        pytest.skip("needs root: run the tests with sudo on a machine where that does no harm")
+    state = tmp_path / "state"
+    (state / "detectors").mkdir(parents=True, mode=0o700)
+    (state / "detectors" / "xid").write_text("written by root")
+    os.chown(state, 7471, 7471)
+    state.chmod(0o700)
+    folders = containers(plain)["folders"]
+    (script,) = folders["args"]
+    added = folders["securityContext"]["capabilities"]["add"]
+    allowed = ",".join(["-all", *(f"+{name.lower()}" for name in added)])
+    shell = [*folders["command"], script.replace("/host", str(tmp_path))]
+    subprocess.run(["setpriv", f"--bounding-set={allowed}", *shell], check=True)
+
+    assert {path.stat().st_uid for path in (state, *state.rglob("*"))} == {7471}
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_requests_in_the_namespace_of_events_have_roles_of_their_own() -> None:
+    """NVSentinel may be in ``default``, where the operator writes its Events."""
+    objects = rendered("whole", "--set", "nvsentinel.namespace=default")
+    names = [
+        (b["kind"], b["metadata"].get("namespace"), b["metadata"]["name"])
+        for b in objects
+        if b["kind"] in ("Role", "RoleBinding")
+    ]
+
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_long_release_name_leaves_room_for_what_a_controller_appends() -> None:
+    """A label of at most 63 characters holds the name of a StatefulSet and 11 more."""
+    options = ("--set", "image.repository=i,redis.install=true")
+    text = helm("template", "a" * 53, CHART, *options)
+    objects = [body for body in yaml.safe_load_all(text) if body]
+    redis = one(objects, "StatefulSet")["metadata"]["name"]
+
+    assert len(redis) <= 52
+    assert f"{redis}-0.{redis}." in one(objects, "Secret")["stringData"]["redis-url"]
+
+
 # --- what the containers are given ----------------------------------------------------------------
+
+
+def sums(options: str) -> dict[str, str]:
+    """By kind of the pods' owner, the sum over where Redis is."""
+    text = helm("template", "gpu", CHART, "--set", f"image.repository=i,{options}")
+    return {
+        body["kind"]: body["spec"]["template"]["metadata"]["annotations"]["checksum/redis"]
+        for body in yaml.safe_load_all(text)
+        if body and body["kind"] in ("DaemonSet", "Deployment")
+    }
+
+
+def test_pods_are_replaced_when_redis_is_elsewhere() -> None:
+    """They read the address only when they start. Nobody can guess a password from the sum."""
+    here = sums("redis.url=redis://:one@r:6379/0")
+
+    assert set(here) == {"DaemonSet", "Deployment"}
+    assert len(set(here.values())) == 1
+    assert sums("redis.url=redis://:two@r:6379/0") == here
+    for other in ("redis.url=redis://:one@s:6379/0", "redis.install=true"):
+        assert not set(sums(other).values()) & set(here.values())
+
+
+def test_everybody_reads_one_configuration_that_may_hold_a_secret(plain: list[Object]) -> None:
+    """A public file with the address of a webhook would be refused."""
+    for name, pod in zip(("daemon", "operator"), pods(plain), strict=True):
+        (config,) = (v["configMap"] for v in pod["volumes"] if v["name"] == "config")
+        (container,) = pod["containers"]
+        mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+
+        assert container["name"] == name
+        assert config == {"name": "gpu-tmd", "defaultMode": 0o440}
+        assert mounted["config"] == "/etc/tmd"
+        assert {"name": "TMD_CONFIG", "value": "/etc/tmd/tmd.toml"} in container["env"]
 
 
 def environment_of(container: Object, folder: Path) -> dict[str, str]:
@@ -282,9 +364,13 @@ async def test_the_operator_of_the_chart_has_valid_options(
     """It looks only at nodes with the configured labels."""
     server.node("n1", labels={"tmd": "yes"}, cordoned=True)
     args = containers(whole)["operator"]["args"]
+    file = tmp_path / "chart.toml"
+    file.write_text(one(whole, "ConfigMap", "gpu-tmd")["data"]["tmd.toml"])
     own = {
+        "TMD_CLUSTER__NAME": settings.cluster.name,
+        "TMD_REDIS__URL": settings.redis.url,
         "TMD_CLUSTER__SECRET": SECRET,
-        "TMD_CONFIG": str(tmp_path / "tmd.toml"),
+        "TMD_CONFIG": str(file),
         "KUBECONFIG": os.environ["KUBECONFIG"],
     }
     done = await asyncio.to_thread(tmd, "kubernetes", "run", "--dry-run", *args, env=own)

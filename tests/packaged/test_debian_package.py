@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -35,13 +36,35 @@ dpkg -i /root/tmd.deb; fact upgraded $?
 answers; fact answers_again $?
 [ "$(pid)" != "$first" ]; fact restarted $?
 fact runs_as "$(stat -c %U /proc/$(pid))"
+
+# As in a container that has mounted the folder.
+mkdir -p /srv/job && mount --bind /run/tmd /srv/job
+systemctl restart tmd; answers; fact lost_folder "$(ls /srv/job)"
+umount /srv/job
+install -D -m 644 /root/container.conf /etc/systemd/system/tmd.service.d/container.conf
+systemctl daemon-reload; systemctl restart tmd; answers
+mount --bind /run/tmd /srv/job
+systemctl restart tmd; answers; fact answers_below $?
+fact kept_folder "$(ls /srv/job/daemon | tr '\n' ' ')"
+fact has_folder "$(ls /run/tmd/daemon | tr '\n' ' ')"
+umount /srv/job; rm -r /etc/systemd/system/tmd.service.d; systemctl daemon-reload
+
 dpkg -r tmd; fact removed $?
 fact then "$(active)"
 fact kept "$(ls /etc/tmd | tr '\n' ' ')"
+fact again "$(dpkg -i /root/tmd.deb | grep ^tmd:)"
+fact still "$(systemctl is-enabled tmd)"
 dpkg -P tmd; fact purged $?
 fact left "$(find /etc/tmd /usr/lib/tmd /usr/bin/tmd /var/lib/tmd /var/lib/private/tmd \
-    /usr/share/doc/tmd | tr '\n' ' ')"
+    /usr/share/doc/tmd /etc/systemd/system/*/tmd.service | tr '\n' ' ')"
 """
+
+
+def drop_in(line: str) -> str:
+    """The drop-in with ``line`` of the page on clusters."""
+    page = (ROOT / "docs" / "start" / "cluster.md").read_text()
+    (found,) = (b for b in re.findall(r"```ini\n(.+?)```", page, re.DOTALL) if line in b)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +86,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         text=True,
     ).stdout.strip()
     shutil.copy(built, root / "root/tmd.deb")
+    (root / "root/container.conf").write_text(drop_in("RuntimeDirectory=tmd/daemon"))
     return booted(root, LIFE)
 
 
@@ -88,6 +112,19 @@ def test_removal_stops_the_daemon_and_keeps_what_an_operator_wrote(facts: dict[s
     assert facts["removed"] == "0"
     assert facts["then"] == "inactive"
     assert facts["kept"].split() == ["secret", "tmd.toml"]
+
+
+def test_a_container_keeps_the_folder_of_a_daemon_that_restarts(facts: dict[str, str]) -> None:
+    """With the drop-in of the documentation; without it the folder that it has mounted is gone."""
+    assert facts["lost_folder"] == ""
+    assert facts["answers_below"] == "0"
+    assert facts["kept_folder"] == facts["has_folder"] != ""
+
+
+def test_a_new_installation_finds_the_service_enabled(facts: dict[str, str]) -> None:
+    """A new release of Debian removes the package: whoever installs it again reads what is left."""
+    assert facts["again"] == "tmd: the service does not run: systemctl enable --now tmd"
+    assert facts["still"] == "enabled"
 
 
 def test_a_purge_leaves_nothing_but_the_secret(facts: dict[str, str]) -> None:

@@ -26,9 +26,14 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ .Values.secret.existing | default (include "tmd.name" .) }}
 {{- end }}
 
+{{/* A StatefulSet may have a name of 52 characters: its controller appends to it for a label. */}}
+{{- define "tmd.redis.name" -}}
+{{ include "tmd.name" . | trunc 46 | trimSuffix "-" }}-redis
+{{- end }}
+
 {{/* Names of the Redis pods, which Sentinels and clients know them by. */}}
 {{- define "tmd.redis.hosts" -}}
-{{- $name := printf "%s-redis" (include "tmd.name" .) -}}
+{{- $name := include "tmd.redis.name" . -}}
 {{- $hosts := list -}}
 {{- range $number := until 3 -}}
 {{- $hosts = append $hosts (printf "%s-%d.%s.%s.svc" $name $number $name $.Release.Namespace) -}}
@@ -48,6 +53,11 @@ redis+sentinel://:{{ index . 1 }}@{{ join "," $places }}/tmd/0?sentinel_password
 {{- else -}}
 {{ required "redis.url: name your Redis, such as redis://:PASSWORD@redis.example:6379/0, or set redis.install" $root.Values.redis.url }}
 {{- end -}}
+{{- end }}
+
+{{/* Where Redis is, without passwords. A pod reads its address only when it starts. */}}
+{{- define "tmd.redis.place" -}}
+{{ .Values.redis.install }} {{ regexReplaceAll "//.*@" (regexFind "^[^?]*" .Values.redis.url) "//" }}
 {{- end }}
 
 {{/* What daemons and operator know of the cluster. */}}
