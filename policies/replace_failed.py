@@ -122,8 +122,9 @@ class ReplaceFailed(Policy):
 
 
 def _age(host: HostStatus, alert: Alert) -> float:
-    """Seconds since the alert. It counts as old if the clock of its host was set back since."""
-    seconds = host.at - alert.at
+    """Seconds since the alert reached its severity. It counts as old if the clock of its host was
+    set back since."""
+    seconds = host.at - alert.reached_at
     return seconds if seconds >= 0 else inf
 
 

@@ -44,7 +44,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "excessive_buffer_overrun_errors": (_ANY,),
     "local_link_integrity_errors": (_ANY,),
-    "rnr_nak_retry_err": (_ANY,),
+    "rnr_nak_retry_err": (_per_second(1, Severity.WARNING),),
     "symbol_error": (_per_second(10, Severity.WARNING), Rule(120, HOUR, Severity.DEGRADED)),
     "link_error_recovery": (Rule(5, MINUTE, Severity.WARNING),),
     "port_rcv_errors": (_per_second(10, Severity.WARNING),),

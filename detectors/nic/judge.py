@@ -78,8 +78,9 @@ class NicFindings:
         for identity, port in present.items():
             memory = self._ports.get(identity)
             if memory is not None and memory.port.name != port.name:
-                yield from self._changes(memory, {})  # renumbered: its findings have the old name
-                memory = None
+                # Renumbered. Its findings have the old name; what still holds is raised anew.
+                yield from self._changes(memory, {})
+                memory.port = port
             if memory is None:
                 memory = self._ports[identity] = _Memory(port, self._rules)
                 memory.seen_at = now

@@ -27,6 +27,8 @@ STEADY = 3
 COOL = 5
 """Degrees below the slow-down temperature at which overheating clears."""
 MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
+REMEDIES = frozenset({"nvml.recovery_action", "nvml.gpu_broken", "nvml.driver", "nvml.link_down"})
+"""Findings whose message says what to do or where: another one is reported, too."""
 
 
 class NvmlFinding(Struct, frozen=True):
@@ -162,7 +164,7 @@ class Judge:
                     del self._reported[key]
                     yield Signal(code, entity, reported.severity, State.CLEARED, "it has ended")
                 continue
-            if reported is not None and reported.severity is finding.severity and not finding.count:
+            if reported is not None and not _is_news(code, finding, reported):
                 continue
             if reported is not None and finding.severity.grade < reported.severity.grade:
                 yield Signal(code, entity, reported.severity, State.CLEARED, "less severe now")
@@ -177,6 +179,12 @@ class Judge:
                 evidence=evidence,
                 count=max(finding.count, 1),
             )
+
+
+def _is_news(code: str, finding: NvmlFinding, reported: NvmlFinding) -> bool:
+    """Whether a finding that stands is to be reported once more."""
+    other = finding.message != reported.message and code in REMEDIES
+    return bool(finding.count) or finding.severity is not reported.severity or other
 
 
 def _recovery(action: int) -> NvmlFinding | None:

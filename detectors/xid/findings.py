@@ -200,10 +200,11 @@ class XidFindings:
 
 
 def _changes(known: XidFinding, verdict: Judgement, fault: XidLine) -> bool:
-    """Worse is news; milder is news only if the driver states it."""
+    """Worse is news; milder is news only if the driver states it, as is another remedy."""
     new, old = verdict.severity.grade, known.signal.severity.grade
     less = new < old and fault.xid == DIRECTIVE and verdict.what is XidVerdict.DRAIN
-    return new > old or less
+    other = fault.xid == DIRECTIVE and new == old and verdict.message != known.signal.message
+    return new > old or less or other
 
 
 def _count(finding: XidFinding, fault: XidLine, now: float) -> None:

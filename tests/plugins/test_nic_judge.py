@@ -184,6 +184,26 @@ def test_renumbering_is_neither_loss_nor_fault(see):
     assert [see(t, other) for t in (5, 50, 500)] == [[], [], []]
 
 
+def test_a_port_that_is_down_stays_down_under_another_name():
+    """A reset may renumber devices and mend nothing."""
+    findings = NicFindings(NicRules())
+    down = PORT._replace(up=False)
+    renumbered = down._replace(name="mlx5_3/1")
+    story = [(0, PORT), (5, down), (20, down), (60, renumbered), (70, renumbered)]
+    found = [
+        (signal.entity, signal.state)
+        for at, port in story
+        for signal in findings.observe(Snapshot((port,)), at)
+        if signal.code == "nic.down"
+    ]
+
+    assert found == [
+        ("nic:mlx5_0/1", RAISED),
+        ("nic:mlx5_0/1", State.CLEARED),
+        ("nic:mlx5_3/1", RAISED),
+    ]
+
+
 def test_a_lost_character_device_is_a_finding(see):
     whole = PORT._replace(nodes=("uverbs0", "umad0"))
     part = PORT._replace(nodes=("umad0",))
@@ -259,7 +279,7 @@ def test_a_signal_names_port_identity_and_gpu():
         ("link_downed", 1, 2, 5, Severity.FATAL),
         ("excessive_buffer_overrun_errors", 0, 1, 5, Severity.DEGRADED),
         ("local_link_integrity_errors", 0, 1, 5, Severity.DEGRADED),
-        ("rnr_nak_retry_err", 0, 1, 5, Severity.DEGRADED),
+        ("rnr_nak_retry_err", 10, 11, 10, Severity.WARNING),
         ("no_completion_cmds", 0, 1, 5, Severity.DEGRADED),
         ("symbol_error", 100, 101, 10, Severity.WARNING),
         ("symbol_error", 120, 121, 3600, Severity.DEGRADED),
@@ -288,16 +308,18 @@ def test_each_counter_has_its_limit(counter, quiet, loud, span_s, severity):
 
 def test_the_first_reading_gives_no_signal(see):
     """A counter shows the past of the port, not the present."""
-    assert see(0, counting(link_downed=7, symbol_error=60_000, rnr_nak_retry_err=9)) == []
+    assert see(0, counting(link_downed=7, symbol_error=60_000, local_link_integrity_errors=9)) == []
 
 
 def test_a_counter_clears_after_ten_quiet_minutes(see):
-    see(0, counting(rnr_nak_retry_err=0))
-    raised = see(5, counting(rnr_nak_retry_err=1))
+    see(0, counting(local_link_integrity_errors=0))
+    raised = see(5, counting(local_link_integrity_errors=1))
 
-    assert raised == [("nic.rnr_nak_retry_err", Severity.DEGRADED)]
-    assert see(600, counting(rnr_nak_retry_err=1)) == []
-    assert see(700, counting(rnr_nak_retry_err=1)) == [("nic.rnr_nak_retry_err", None)]
+    assert raised == [("nic.local_link_integrity_errors", Severity.DEGRADED)]
+    assert see(600, counting(local_link_integrity_errors=1)) == []
+    assert see(700, counting(local_link_integrity_errors=1)) == [
+        ("nic.local_link_integrity_errors", None)
+    ]
 
 
 def test_two_losses_of_the_link_within_ten_minutes_are_fatal(see):
@@ -314,11 +336,13 @@ def test_two_losses_of_the_link_within_ten_minutes_are_fatal(see):
 
 
 def test_a_counter_reset_is_no_error_and_later_errors_count(see):
-    see(0, counting(rnr_nak_retry_err=40))
+    see(0, counting(local_link_integrity_errors=40))
 
-    assert see(5, counting(rnr_nak_retry_err=0)) == []
-    assert see(10, counting(rnr_nak_retry_err=0)) == []
-    assert see(15, counting(rnr_nak_retry_err=1)) == [("nic.rnr_nak_retry_err", Severity.DEGRADED)]
+    assert see(5, counting(local_link_integrity_errors=0)) == []
+    assert see(10, counting(local_link_integrity_errors=0)) == []
+    assert see(15, counting(local_link_integrity_errors=1)) == [
+        ("nic.local_link_integrity_errors", Severity.DEGRADED)
+    ]
 
 
 @pytest.mark.parametrize(("counter", "peg"), [("link_downed", 255), ("port_xmit_discards", 65535)])
@@ -378,7 +402,7 @@ def test_a_falling_counter_is_never_a_finding(values, step):
     """Resets and invalid values of a driver raise nothing."""
     history = CounterHistory(quiet_s=600)
     for n, value in enumerate(sorted(values, reverse=True)):
-        holds = history.observe({"rnr_nak_retry_err": value}, n * step)
+        holds = history.observe({"local_link_integrity_errors": value}, n * step)
         assert holds == {}
 
 

@@ -189,13 +189,23 @@ def test_a_rank_that_stands_still_on_a_lost_gpu_is_a_failure():
     [
         (standing("h1", 9.0), lost_gpu("h1")),
         (standing("h1", 99.0), lost_gpu("h1", at=-9.0)),
+        (standing("h1", 99.0), lost_gpu("h1", at=-99.0, worse_at=-9.0)),
         (standing("h1", 99.0, step_seconds=10.0), lost_gpu("h1", at=-99.0)),
         (standing("h1", 99.0, activity=Activity.STUCK), lost_gpu("h1")),
         (standing("h1", 99.0, devices=("pci:0000:5e:00.0",)), lost_gpu("h1")),
         (standing("h1", 99.0), lost_gpu("h1", strategy=Strategy.ADVISE)),
         (standing("h1", 99.0), lost_gpu("h1", severity=Severity.DEGRADED)),
     ],
-    ids=["not long", "lately", "long steps", "stuck", "another gpu", "advise", "degraded"],
+    ids=[
+        "not long",
+        "lately",
+        "lately worse",
+        "long steps",
+        "stuck",
+        "another gpu",
+        "advise",
+        "degraded",
+    ],
 )
 def test_a_fatal_finding_alone_replaces_no_worker(status, finding):
     """While the job may continue, an orderly hand-over does less harm."""

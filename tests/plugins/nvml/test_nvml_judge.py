@@ -75,6 +75,18 @@ def test_the_recovery_action_is_the_drivers_verdict(host, action, severity):
     assert host.sees(recovery=0) == [("recovery_action", severity, CLEARED)]
 
 
+def test_another_remedy_of_the_same_severity_replaces_the_first():
+    """Who reads "GPU reset" after the driver has asked for a reboot resets in vain."""
+    judge = Judge(0)
+    says = [
+        signal.message
+        for action in (1, 2, 2)
+        for signal in judge.observe(NvmlReport(gpus=(GPU._replace(recovery=action),)), 0.0)
+    ]
+
+    assert says == ["the driver asks for a GPU reset", "the driver asks for a reboot of the host"]
+
+
 def test_a_milder_action_clears_the_severer_one(host):
     host.sees(recovery=2)
 

@@ -280,6 +280,15 @@ def test_a_milder_request_of_the_driver_is_believed(host):
     assert host.says(154, less) == [(154, FATAL, CLEARED), (154, DEGRADED, RAISED)]
 
 
+def test_another_request_of_the_driver_replaces_the_first(host):
+    """Who reads "GPU reset" after the driver has asked for a reboot resets in vain."""
+    host.says(154, RESET)
+    more = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)"
+
+    assert host.says(154, more) == [(154, FATAL, RAISED)]
+    assert host.says(154, more) == []
+
+
 def test_xid_163_is_raised_again_after_xid_162(host):
     assert host.says(162) == []
     assert host.says(163, at=101) == [(163, DEGRADED, RAISED)]
