@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,19 +13,22 @@ from tmd.plugin import (
     DetectorContext,
     NotNegative,
     Positive,
-    Severity,
     Signal,
-    State,
+    os_reason,
 )
 
+from ..kept import boot_id, keep, recall
+from ..trouble import Trouble
 from .child import Request
 from .counters import RULES
 from .judge import NicFindings, NicRules
-from .links import LinkLimits
+from .links import DOWN, LinkLimits
+from .memory import NicMemory
 from .probe import NicProbe
-from .snapshot import ScopeReading
+from .snapshot import ScopeReading, Snapshot
 
-UNREADABLE = "nic.unreadable"
+UNREADABLE, NOT_KEPT = "nic.unreadable", "nic.ports_not_kept"
+HANGS = "the state of the network ports cannot be read: a driver does not answer"
 MISSES = 2
 """Polls without an answer before that is reported."""
 LONGEST_PAUSE = 8
@@ -97,38 +100,56 @@ class NicDetector(Detector):
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
+        self._ports: RememberedPorts | None = None
 
     def supported(self) -> str | None:
         folder = Path("/sys/class/net")
         return None if folder.is_dir() else f"there is no {folder}: mount sysfs"
 
+    def declared_healthy(self, code: str) -> None:
+        if self._ports is not None and code in ("", f"nic.{DOWN}"):
+            self._ports.findings.forget_down()
+
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, NicConfig)
-        findings, probe, misses = NicFindings(config.rules()), NicProbe(config.request()), 0
+        probe, misses, unreadable = NicProbe(config.request()), 0, Trouble(UNREADABLE)
+        self._ports = ports = RememberedPorts(config.rules(), ctx.state_dir / "ports.json")
         try:
             while True:
                 snapshot = await probe.read(self._patience_s)
-                if snapshot is None:
-                    misses += 1
-                    if misses == MISSES:
-                        yield _unreadable(State.RAISED)
-                else:
-                    if misses >= MISSES:
-                        yield _unreadable(State.CLEARED)
-                    misses = 0
-                    for signal in findings.observe(snapshot, ctx.now()):
+                misses = misses + 1 if snapshot is None else 0
+                for signal in unreadable.report(HANGS if misses >= MISSES else ""):
+                    yield signal
+                if snapshot is not None:
+                    for signal in ports.observe(snapshot, ctx.now()):
                         yield signal
                 await ctx.sleep(config.poll_s * min(2**misses, LONGEST_PAUSE))
         finally:
             await probe.close()
 
 
-def _unreadable(state: State) -> Signal:
-    return Signal(
-        code=UNREADABLE,
-        entity="host",
-        severity=Severity.WARNING,
-        state=state,
-        message="the state of the network ports cannot be read: a driver does not answer",
-    )
+class RememberedPorts:
+    """The findings about ports, and the file with those that have been up in this boot."""
+
+    def __init__(self, rules: NicRules, file: Path) -> None:
+        self._file = file
+        self._kept = recall(file, NicMemory, boot_id())
+        self.findings = NicFindings(rules, self._kept.were_up)
+        self._not_kept = Trouble(NOT_KEPT)
+
+    def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
+        """Signals for what has changed."""
+        yield from self.findings.observe(snapshot, now)
+        now_kept = NicMemory(self._kept.boot, tuple(sorted(self.findings.were_up)))
+        if now_kept == self._kept:
+            return
+        problem = ""
+        try:
+            keep(self._file, now_kept)
+            self._kept = now_kept
+        except OSError as error:
+            problem = (
+                f"a restart will not know ports that are down: {self._file}: {os_reason(error)}"
+            )
+        yield from self._not_kept.report(problem)

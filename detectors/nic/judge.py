@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -32,9 +32,9 @@ class NicRules(Struct, frozen=True):
 class _Memory:
     """The known state of one port."""
 
-    def __init__(self, port: Port, rules: NicRules) -> None:
+    def __init__(self, port: Port, rules: NicRules, *, was_up: bool) -> None:
         self.port = port
-        self.link = LinkHistory(rules.links, expected=port.name in rules.expect)
+        self.link = LinkHistory(rules.links, expected=was_up or port.name in rules.expect)
         self.counters = CounterHistory(rules.quiet_s)
         self.raised: dict[str, Severity] = {}
         self.seen_at = 0.0
@@ -65,8 +65,10 @@ class _Memory:
 class NicFindings:
     """Turns snapshots into signals."""
 
-    def __init__(self, rules: NicRules) -> None:
+    def __init__(self, rules: NicRules, were_up: Iterable[str] = ()) -> None:
+        """``were_up``: identities of ports that have been up since the host booted."""
         self._rules = rules
+        self.were_up = set(were_up)
         self._ports: dict[str, _Memory] = {}
         """What is remembered of each port, by its identity."""
 
@@ -82,7 +84,9 @@ class NicFindings:
                 yield from self._changes(memory, {})
                 memory.port = port
             if memory is None:
-                memory = self._ports[identity] = _Memory(port, self._rules)
+                memory = self._ports[identity] = _Memory(
+                    port, self._rules, was_up=identity in self.were_up
+                )
                 memory.seen_at = now
             if port.state == GONE:
                 yield from self._missing(memory, now)
@@ -90,6 +94,10 @@ class NicFindings:
                 yield from self._present(memory, port, now)
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
+
+    def forget_down(self) -> None:
+        """Expect no longer, after a restart, that a port comes up which is not up now."""
+        self.were_up &= {i for i, memory in self._ports.items() if memory.port.up is True}
 
     def _never_seen(self, snapshot: Snapshot) -> dict[str, Port]:
         """Placeholders for expected ports that have been missing since the start."""
@@ -109,6 +117,8 @@ class NicFindings:
 
     def _present(self, memory: _Memory, port: Port, now: float) -> Iterator[Signal]:
         memory.port, memory.seen_at, memory.misses = port, now, 0
+        if port.up is True:
+            self.were_up.add(port.identity)
         holds = memory.link.observe(
             port.up, port.counters.get("link_downed"), port.rate_mb, now
         ) | memory.counters.observe(port.counters, now)

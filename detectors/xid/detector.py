@@ -21,9 +21,12 @@ from tmd.plugin import (
     os_reason,
 )
 
-from . import events, kernellog, memory, sxids, table
+from .. import kept
+from ..trouble import Trouble
+from . import events, kernellog, sxids, table
 from .findings import XidFindings
 from .lines import LOST_TEXT, PREFIX, XidLine, XidLineReader
+from .memory import XidMemory
 from .merge import MERGE_S, Merge, fault
 from .records import KERNEL, parse
 from .switches import Switches
@@ -200,11 +203,11 @@ class Follower:
     ) -> None:
         self._config = config
         self._file = file
-        self._boot = kernellog.boot_id()
-        kept = memory.recall(file, self._boot)
-        self.findings = XidFindings(known.xids, kept, now)
-        self.switches = Switches(known.sxids, kept.switches, now)
-        self._sequence = kernellog.Sequence(kept.seq, kept.at)
+        self._boot = kept.boot_id()
+        before = kept.recall(file, XidMemory, self._boot)
+        self.findings = XidFindings(known.xids, before, now)
+        self.switches = Switches(known.sxids, before.switches, now)
+        self._sequence = kernellog.Sequence(before.seq, before.at)
         self._reader = XidLineReader()
         self._merge = merge
         """Set only if events are received."""
@@ -278,7 +281,7 @@ class Follower:
         """Save the position, so that judged lines are not judged again after a restart."""
         found = self.findings.memory(self._boot, self._sequence.last)
         more = {"at": self._sequence.at, "switches": self.switches.grave()}
-        memory.keep(self._file, structs.replace(found, **more))
+        kept.keep(self._file, structs.replace(found, **more))
         self._judged = False
 
     def _try_to_keep(self) -> Iterator[Signal]:
@@ -308,18 +311,3 @@ class Follower:
             evidence=(f"reported {overwritten} times by the read itself",),
             count=max(more, 1),
         )
-
-
-class Trouble:
-    """A problem of the detector itself: reported when it begins and when it ends."""
-
-    def __init__(self, code: str) -> None:
-        self._code = code
-        self._told = False
-
-    def report(self, problem: str) -> Iterator[Signal]:
-        if bool(problem) == self._told:
-            return
-        self._told = bool(problem)
-        state = State.RAISED if problem else State.CLEARED
-        yield Signal(self._code, "host", Severity.WARNING, state, problem)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 PLACE = Path("/dev/kmsg")
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 LARGEST = 16_384
 BATCH = 256
 """Records per turn of the event loop."""
@@ -36,14 +35,6 @@ def open_log(place: Path = PLACE) -> int:
         OSError: there is no kernel log, or reading it is not permitted.
     """
     return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def boot_id() -> str:
-    """Changes with every boot; empty if the host does not provide it."""
-    try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 class KernelLog:

@@ -10,21 +10,25 @@ import sys
 from contextlib import ExitStack, aclosing
 
 import pytest
+from tmd_detectors.kept import boot_id, recall
 from tmd_detectors.nic.child import Request
 from tmd_detectors.nic.detector import NicConfig, NicDetector
+from tmd_detectors.nic.memory import NicMemory
 from tmd_detectors.nic.probe import NicProbe
 from tmd_detectors.nic.snapshot import ScopeReading
 
 from tests.plugins.sysfs import Tree
 from tmd.plugin import Severity, State
+from tmd.testing.clients import until
 
 ALONE = """
-import asyncio, json
+import asyncio, json, sys
 from contextlib import aclosing
+from pathlib import Path
 from tmd_detectors.nic.detector import NicConfig, NicDetector
 
 class Context:
-    host, sleep = "h1", staticmethod(asyncio.sleep)
+    host, sleep, state_dir = "h1", staticmethod(asyncio.sleep), Path(sys.argv[1])
     config = NicConfig(
         poll_s=0.05, interfaces=("veth_a",), expect=("veth_a",), down_hold_s=0.2
     )
@@ -42,7 +46,8 @@ asyncio.run(main())
 class Context:
     host = "h1"
 
-    def __init__(self, **config):
+    def __init__(self, state_dir, **config):
+        self.state_dir = state_dir
         self.config = NicConfig(**config)
 
     def now(self):
@@ -57,7 +62,7 @@ async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
     tree = Tree(tmp_path)
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    context = Context(poll_s=0.02, down_hold_s=0.05, **roots)
+    context = Context(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots)
     polls = asyncio.Queue()
     context.sleep = lambda seconds: _counted(polls, seconds)  # type: ignore[method-assign]
     async with aclosing(NicDetector().watch(context)) as signals:
@@ -70,6 +75,83 @@ async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
 
     assert (down.code, down.entity, down.severity) == ("nic.down", "nic:mlx5_0/1", Severity.FATAL)
     assert (back.code, back.state) == ("nic.down", State.CLEARED)
+
+
+def remembers(file):
+    """Whether a daemon that starts now knows of a port that has been up."""
+    return bool(recall(file, NicMemory, boot_id()).were_up)
+
+
+async def up_and_then_down(tmp_path, detector):
+    """A tree with a port that the detector has seen up, and that is down now; its context."""
+    tree = Tree(tmp_path)
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
+    context = Context(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots)
+    async with aclosing(detector.watch(context)) as signals:
+        first = asyncio.create_task(anext(signals))
+        await until(lambda: (tmp_path / "ports.json").exists())
+        tree.write(f"{port}/state", "1: DOWN")
+        assert (await first).code == "nic.down"
+    return context, tree, port
+
+
+async def test_a_port_that_is_down_when_the_daemon_restarts_stays_a_finding(tmp_path):
+    context, _, _ = await up_and_then_down(tmp_path, NicDetector())
+    async with aclosing(NicDetector().watch(context)) as signals:
+        again = await anext(signals)
+
+    assert (again.code, again.severity, again.state) == ("nic.down", Severity.FATAL, State.RAISED)
+
+
+@pytest.mark.parametrize("why", ["declared healthy", "a new boot", "half a file"])
+async def test_a_port_that_is_no_longer_expected_is_none(tmp_path, why):
+    """It is down from the start on, and then a loss of its link counts again."""
+    detector = NicDetector()
+    file = tmp_path / "ports.json"
+    context, tree, port = await up_and_then_down(tmp_path, detector)
+    async with aclosing(detector.watch(context)) as signals:
+        assert (await anext(signals)).code == "nic.down"
+        if why == "declared healthy":
+            detector.declared_healthy("nic.down")
+            rest = asyncio.create_task(anext(signals))
+            await until(lambda: not remembers(file))
+            rest.cancel()
+            await asyncio.gather(rest, return_exceptions=True)
+    if why == "a new boot":
+        file.write_text(file.read_text().replace(boot_id(), "another"))
+    elif why == "half a file":
+        file.write_bytes(b"{half")
+    polls = asyncio.Queue()
+    context.sleep = lambda seconds: _counted(polls, seconds)
+    async with aclosing(NicDetector().watch(context)) as signals:
+        first = asyncio.create_task(anext(signals))
+        for _ in range(10):  # far beyond down_hold_s
+            await polls.get()
+        quiet = not first.done()
+        tree.write(f"{port}/state", "4: ACTIVE")
+        await until(lambda: remembers(file))
+        tree.write(f"{port}/state", "1: DOWN")
+        lost = await first
+
+    assert quiet
+    assert (lost.code, lost.state) == ("nic.down", State.RAISED)
+
+
+async def test_a_memory_that_cannot_be_written_is_reported(tmp_path):
+    tree = Tree(tmp_path)
+    tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
+    nowhere = tmp_path / "nowhere"
+    context = Context(nowhere, poll_s=0.02, **roots)
+    async with aclosing(NicDetector().watch(context)) as signals:
+        raised = await anext(signals)
+        nowhere.mkdir()
+        cleared = await anext(signals)
+
+    assert (raised.code, raised.state) == ("nic.ports_not_kept", State.RAISED)
+    assert str(nowhere / "ports.json") in raised.message
+    assert (cleared.code, cleared.state) == ("nic.ports_not_kept", State.CLEARED)
 
 
 async def _counted(polls, seconds):
@@ -106,7 +188,7 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path):
     place.unlink()
     os.mkfifo(place)
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    context = Context(poll_s=0.01, **roots)
+    context = Context(tmp_path, poll_s=0.01, **roots)
     async with aclosing(NicDetector(patience_s=0.3).watch(context)) as signals:
         signal = await anext(signals)
 
@@ -116,7 +198,7 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path):
 
 async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_path):
     """If the pause doubled up to 256 polls, a port that is down would be reported 20 min late."""
-    context = Context(poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
+    context = Context(tmp_path, poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
     pauses = []
     enough = asyncio.Event()
 
@@ -161,9 +243,10 @@ def namespace():
         yield name
 
 
-def test_a_real_link_that_goes_down_and_up_is_reported(namespace):
+def test_a_real_link_that_goes_down_and_up_is_reported(namespace, tmp_path):
     """The other end is set down; the detector runs in the namespace and reads the real /sys."""
-    command = ["ip", "netns", "exec", namespace, sys.executable, "-u", "-c", ALONE]
+    script = [sys.executable, "-u", "-c", ALONE, str(tmp_path)]
+    command = ["ip", "netns", "exec", namespace, *script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             _set(namespace, "veth_b", "down")
