@@ -321,6 +321,14 @@ def gather(at: At) -> Pairs:
     return list(zip(out or [], at.all() if out else [], strict=True))
 
 
+@row("gather_single", gloo=never)
+def gather_single(at: At) -> Pairs:
+    out, own, wanted = gathered(at)
+    into = out if at.place == at.root else None
+    at.settle(getattr(dist, "gather_single")(own, into, at.root_rank, **at.options()))  # noqa: B009
+    return [] if into is None else [(into, wanted)]
+
+
 @row("scatter")
 def scatter(at: At) -> Pairs:
     out = at.room()
@@ -484,6 +492,8 @@ EXCLUDED: dict[str, str] = {
     "monitored_barrier": "torch itself refuses it for every backend but Gloo",
     "split_group": "torch itself asks for an accelerator and a backend that splits",
     "shrink_group": "torch itself asks for a backend that shrinks",
+    "gather_into_tensor": "the former name of gather_single",
+    "set_timeout": "of later operations; test_patience.py",
     "record_comm": "names operations for the profiler",
     "new_group": "makes a group; test_grouping.py and all rows in groups of some ranks",
     "new_subgroups": "calls new_group",

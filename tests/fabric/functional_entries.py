@@ -147,6 +147,14 @@ def reduce_scatter_tensor_inplace(at: At) -> Pairs:
     return [(out, at.sum(at.place))]
 
 
+@row("reduce_scatter_inplace", fits=both(numbers, real))
+def reduce_scatter_inplace(at: At) -> Pairs:
+    out = at.room()
+    given = [at.own(place) for place in at.everybody]
+    getattr(functional, "reduce_scatter_inplace")(out, given, "sum", at.group)  # noqa: B009
+    return [(out, at.sum(at.place))]
+
+
 def exchanging(name: str, fits: Fits) -> None:
     @row(name, "of uneven parts", fits=fits)
     def exchange(at: At) -> Pairs:

@@ -166,6 +166,17 @@ def test_a_live_peer_that_never_calls_is_late_after_the_time_out_of_the_group() 
         assert waits.suspects == ()
 
 
+def test_the_time_out_of_a_group_may_change() -> None:
+    """As ``torch.distributed.set_timeout`` of torch 2.14 changes it."""
+    with circle(2) as c:
+        waits = c.fabrics[1]
+        group = Group(waits, "0", range(2), timeout=timedelta(days=1))
+        group.set_timeout(timedelta(seconds=0.2))
+        group.allreduce([torch.ones(10)], sync()).wait()
+
+        assert "w0 within the time-out" in waits.poison_reason
+
+
 def with_groups(c: Circle, seconds: float) -> None:
     c.groups["0"] = {
         f.worker: Group(f, "0", range(c.size), timeout=timedelta(seconds=seconds))

@@ -188,6 +188,9 @@ class CollectiveGroup(Identity):
 
     @untraced
     def gather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+        return self._gather(outputs, inputs, opts)
+
+    def _gather(self, outputs: Nested, inputs: Tensors, opts: Any) -> Work:
         root = getattr(opts, "rootRank", 0)
         flat = outputs[0] if outputs else []
         if self.rank() == root:
@@ -196,6 +199,18 @@ class CollectiveGroup(Identity):
                 raise ValueError("gather: outputs and input differ in size")
         body = on_tensors.gather(root)
         return self._submit(FrameKind.GATHER, body, flat, inputs, opts, root=root)
+
+    @untraced
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """The root's ``output`` gets the tensors of all ranks one after the other. torch 2.14 and
+        later calls it."""
+        if self.rank() != getattr(opts, "rootRank", 0):
+            return self._gather([], [input], opts)
+        whole = self.size() * input.numel()
+        if output.numel() != whole:
+            raise ValueError(f"gather: the output has {output.numel()} elements instead of {whole}")
+        rows = output if output.dim() and len(output) % self.size() == 0 else output.view(-1)
+        return self._gather([list(rows.tensor_split(self.size()))], [input], opts)
 
     @untraced
     def scatter(self, outputs: Tensors, inputs: Nested, opts: Any = None) -> Work:
