@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 import pytest
-from tmd_detectors.xid.kernellog import boot_id
+from tmd_detectors.kept import boot_id
 from tmd_detectors.xid.memory import XidMemory
 
 from tests.test_cli import ENVIRONMENT, tmd
