@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -77,12 +77,9 @@ class NicFindings:
         present = {port.identity: port for port in snapshot.ports}
         yield from self._found_at_last({port.name for port in snapshot.ports})
         present |= self._never_seen(snapshot)
+        yield from self._renumbered(present)
         for identity, port in present.items():
             memory = self._ports.get(identity)
-            if memory is not None and memory.port.name != port.name:
-                # Renumbered. Its findings have the old name; what still holds is raised anew.
-                yield from self._changes(memory, {})
-                memory.port = port
             if memory is None:
                 memory = self._ports[identity] = _Memory(
                     port, self._rules, was_up=identity in self.were_up
@@ -95,8 +92,18 @@ class NicFindings:
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
 
+    def _renumbered(self, present: Mapping[str, Port]) -> Iterator[Signal]:
+        """End the findings of ports that have another name now; what still holds is raised anew.
+
+        Before any is raised: two ports may have swapped their names.
+        """
+        for identity, port in present.items():
+            memory = self._ports.get(identity)
+            if memory is not None and memory.port.name != port.name:
+                yield from self._changes(memory, {})
+
     def forget_down(self) -> None:
-        """Expect no longer, after a restart, that a port comes up which is not up now."""
+        """Stop expecting the ports that are not up now: after a restart they count as unused."""
         self.were_up &= {i for i, memory in self._ports.items() if memory.port.up is True}
 
     def _never_seen(self, snapshot: Snapshot) -> dict[str, Port]:

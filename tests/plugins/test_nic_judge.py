@@ -204,6 +204,23 @@ def test_a_port_that_is_down_stays_down_under_another_name():
     ]
 
 
+def test_two_ports_that_are_down_stay_down_when_they_swap_their_names():
+    findings = NicFindings(NicRules())
+    names = [PORT.name, "mlx5_1/1"]
+    standing = set()
+    for at, up, now_called in [(0, True, names), (5, False, names), (20, False, names[::-1])]:
+        ports = [
+            PORT._replace(identity=f"guid/{number}", name=name, up=up)
+            for number, name in enumerate(now_called)
+        ]
+        for seen_at in (at, at + 10):
+            for signal in findings.observe(Snapshot(tuple(ports)), seen_at):
+                change = standing.add if signal.state is RAISED else standing.discard
+                change((signal.code, signal.entity))
+
+    assert standing == {("nic.down", f"nic:{name}") for name in names}
+
+
 def test_a_lost_character_device_is_a_finding(see):
     whole = PORT._replace(nodes=("uverbs0", "umad0"))
     part = PORT._replace(nodes=("umad0",))
