@@ -13,10 +13,10 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Kept(Struct, frozen=True):
-    """A value that a new boot makes void."""
+    """A value that is valid until the host boots again."""
 
     boot: str = ""
-    """Of which boot it is: :func:`boot_id`."""
+    """The boot in which it was saved: :func:`boot_id`."""
 
 
 Memory = TypeVar("Memory", bound=Kept)

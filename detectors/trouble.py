@@ -12,11 +12,11 @@ class Trouble:
 
     def __init__(self, code: str) -> None:
         self._code = code
-        self._told = False
+        self._reported = False
 
     def report(self, problem: str) -> Iterator[Signal]:
-        if bool(problem) == self._told:
+        if bool(problem) == self._reported:
             return
-        self._told = bool(problem)
+        self._reported = bool(problem)
         state = State.RAISED if problem else State.CLEARED
         yield Signal(self._code, "host", Severity.WARNING, state, problem)

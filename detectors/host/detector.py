@@ -13,16 +13,16 @@ from tmd.plugin import (
     DetectorContext,
     NotNegative,
     Positive,
-    Severity,
     Signal,
-    State,
 )
 
+from ..trouble import Trouble
 from .facts import Question
-from .judge import HOST, HostFindings, HostLimits
+from .judge import HostFindings, HostLimits
 from .probe import ask
 
 UNREADABLE = "host.unreadable"
+HANGS = "the process that reads this host's state does not answer"
 MISSES = 3
 """Consecutive readings without any answer before that is reported."""
 ANSWER_S = 20.0
@@ -79,18 +79,15 @@ class HostDetector(Detector):
         config = ctx.config
         assert isinstance(config, HostDetectorConfig)
         findings, avoided, misses = HostFindings(config.limits()), Avoided(), 0
+        unreadable = Trouble(UNREADABLE)
         while True:
             paths = tuple(p for p in config.disks if not avoided.holds(p, ctx.now()))
             question = Question(paths, config.driver_processes, config.proc_root)
             answer = await ask(question, ANSWER_S)
-            if answer is None:
-                misses += 1
-                if misses == MISSES:
-                    yield _unreadable(State.RAISED)
-            else:
-                if misses >= MISSES:
-                    yield _unreadable(State.CLEARED)
-                misses = 0
+            misses = misses + 1 if answer is None else 0
+            for signal in unreadable.report(HANGS if misses >= MISSES else ""):
+                yield signal
+            if answer is not None:
                 if answer.hangs is not None:
                     avoided.add(answer.hangs, ctx.now())
                 for signal in findings.observe(answer, ctx.now()):
@@ -110,13 +107,3 @@ class Avoided:
 
     def holds(self, path: str, now: float) -> bool:
         return path in self._until and now < self._until[path][0]
-
-
-def _unreadable(state: State) -> Signal:
-    return Signal(
-        code=UNREADABLE,
-        entity=HOST,
-        severity=Severity.WARNING,
-        state=state,
-        message="the process that reads this host's state does not answer",
-    )

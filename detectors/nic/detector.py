@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,20 +14,18 @@ from tmd.plugin import (
     NotNegative,
     Positive,
     Signal,
-    os_reason,
 )
 
-from ..kept import boot_id, keep, recall
 from ..trouble import Trouble
 from .child import Request
 from .counters import RULES
-from .judge import NicFindings, NicRules
+from .judge import NicRules
 from .links import DOWN, LinkLimits
-from .memory import NicMemory
+from .memory import RememberedPorts
 from .probe import NicProbe
-from .snapshot import ScopeReading, Snapshot
+from .snapshot import ScopeReading
 
-UNREADABLE, NOT_KEPT = "nic.unreadable", "nic.ports_not_kept"
+UNREADABLE = "nic.unreadable"
 HANGS = "the state of the network ports cannot be read: a driver does not answer"
 MISSES = 2
 """Polls without an answer before that is reported."""
@@ -127,29 +125,3 @@ class NicDetector(Detector):
                 await ctx.sleep(config.poll_s * min(2**misses, LONGEST_PAUSE))
         finally:
             await probe.close()
-
-
-class RememberedPorts:
-    """The findings about ports, and the file with those that have been up in this boot."""
-
-    def __init__(self, rules: NicRules, file: Path) -> None:
-        self._file = file
-        self._kept = recall(file, NicMemory, boot_id())
-        self.findings = NicFindings(rules, self._kept.were_up)
-        self._not_kept = Trouble(NOT_KEPT)
-
-    def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
-        """Signals for what has changed."""
-        yield from self.findings.observe(snapshot, now)
-        now_kept = NicMemory(self._kept.boot, tuple(sorted(self.findings.were_up)))
-        if now_kept == self._kept:
-            return
-        problem = ""
-        try:
-            keep(self._file, now_kept)
-            self._kept = now_kept
-        except OSError as error:
-            problem = (
-                f"a restart will not know ports that are down: {self._file}: {os_reason(error)}"
-            )
-        yield from self._not_kept.report(problem)

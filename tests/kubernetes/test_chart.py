@@ -285,8 +285,8 @@ def test_a_long_release_name_leaves_room_for_what_a_controller_appends() -> None
 # --- what the containers are given ----------------------------------------------------------------
 
 
-def sums(options: str) -> dict[str, str]:
-    """By kind of the pods' owner, the sum over where Redis is."""
+def checksums(options: str) -> dict[str, str]:
+    """The checksum of where Redis is, by the kind of the pods' owner."""
     text = helm("template", "gpu", CHART, "--set", f"image.repository=i,{options}")
     return {
         body["kind"]: body["spec"]["template"]["metadata"]["annotations"]["checksum/redis"]
@@ -296,14 +296,14 @@ def sums(options: str) -> dict[str, str]:
 
 
 def test_pods_are_replaced_when_redis_is_elsewhere() -> None:
-    """They read the address only when they start. Nobody can guess a password from the sum."""
-    here = sums("redis.url=redis://:one@r:6379/0")
+    """They read the address only when they start. The checksum does not depend on the password."""
+    here = checksums("redis.url=redis://:one@r:6379/0")
 
     assert set(here) == {"DaemonSet", "Deployment"}
     assert len(set(here.values())) == 1
-    assert sums("redis.url=redis://:two@r:6379/0") == here
+    assert checksums("redis.url=redis://:two@r:6379/0") == here
     for other in ("redis.url=redis://:one@s:6379/0", "redis.install=true"):
-        assert not set(sums(other).values()) & set(here.values())
+        assert not set(checksums(other).values()) & set(here.values())
 
 
 def test_everybody_reads_one_configuration_that_may_hold_a_secret(plain: list[Object]) -> None:

@@ -122,7 +122,7 @@ def test_a_container_keeps_the_folder_of_a_daemon_that_restarts(facts: dict[str,
 
 
 def test_a_new_installation_finds_the_service_enabled(facts: dict[str, str]) -> None:
-    """A new release of Debian removes the package: whoever installs it again reads what is left."""
+    """An upgrade of Debian removes the package. Installing it again prints what is left to do."""
     assert facts["again"] == "tmd: the service does not run: systemctl enable --now tmd"
     assert facts["still"] == "enabled"
 

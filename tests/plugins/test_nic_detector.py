@@ -57,14 +57,19 @@ class Context:
         await asyncio.sleep(seconds)
 
 
-async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
-    """Reader, its process, judge and signals together."""
+def one_port(tmp_path):
+    """A tree with one port that is up; its context, the tree and the port's folder."""
     tree = Tree(tmp_path)
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    context = Context(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots)
+    return Context(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots), tree, port
+
+
+async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
+    """Reader, its process, judge and signals together."""
+    context, tree, port = one_port(tmp_path)
     polls = asyncio.Queue()
-    context.sleep = lambda seconds: _counted(polls, seconds)  # type: ignore[method-assign]
+    context.sleep = lambda seconds: _counted(polls, seconds)
     async with aclosing(NicDetector().watch(context)) as signals:
         first = asyncio.create_task(anext(signals))
         await polls.get()  # it was observed up
@@ -84,10 +89,7 @@ def remembers(file):
 
 async def up_and_then_down(tmp_path, detector):
     """A tree with a port that the detector has seen up, and that is down now; its context."""
-    tree = Tree(tmp_path)
-    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
-    roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    context = Context(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots)
+    context, tree, port = one_port(tmp_path)
     async with aclosing(detector.watch(context)) as signals:
         first = asyncio.create_task(anext(signals))
         await until(lambda: (tmp_path / "ports.json").exists())
@@ -105,8 +107,8 @@ async def test_a_port_that_is_down_when_the_daemon_restarts_stays_a_finding(tmp_
 
 
 @pytest.mark.parametrize("why", ["declared healthy", "a new boot", "half a file"])
-async def test_a_port_that_is_no_longer_expected_is_none(tmp_path, why):
-    """It is down from the start on, and then a loss of its link counts again."""
+async def test_a_port_that_is_no_longer_expected_is_no_finding(tmp_path, why):
+    """It is down when the daemon starts. Once it has been up, a loss of its link counts again."""
     detector = NicDetector()
     file = tmp_path / "ports.json"
     context, tree, port = await up_and_then_down(tmp_path, detector)
@@ -139,11 +141,8 @@ async def test_a_port_that_is_no_longer_expected_is_none(tmp_path, why):
 
 
 async def test_a_memory_that_cannot_be_written_is_reported(tmp_path):
-    tree = Tree(tmp_path)
-    tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
-    roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    nowhere = tmp_path / "nowhere"
-    context = Context(nowhere, poll_s=0.02, **roots)
+    context, _, _ = one_port(tmp_path)
+    context.state_dir = nowhere = tmp_path / "nowhere"
     async with aclosing(NicDetector().watch(context)) as signals:
         raised = await anext(signals)
         nowhere.mkdir()

@@ -76,7 +76,7 @@ def test_the_recovery_action_is_the_drivers_verdict(host, action, severity):
 
 
 def test_another_remedy_of_the_same_severity_replaces_the_first():
-    """Who reads "GPU reset" after the driver has asked for a reboot resets in vain."""
+    """A reset does not help a GPU whose driver has asked for a reboot since."""
     judge = Judge(0)
     says = [
         signal.message

@@ -281,7 +281,7 @@ def test_a_milder_request_of_the_driver_is_believed(host):
 
 
 def test_another_request_of_the_driver_replaces_the_first(host):
-    """Who reads "GPU reset" after the driver has asked for a reboot resets in vain."""
+    """A reset does not help a GPU whose driver has asked for a reboot since."""
     host.says(154, RESET)
     more = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)"
 

@@ -55,13 +55,21 @@ redis+sentinel://:{{ index . 1 }}@{{ join "," $places }}/tmd/0?sentinel_password
 {{- end -}}
 {{- end }}
 
-{{/* Where Redis is, without passwords. A pod reads its address only when it starts. */}}
+{{/* Where Redis is, without passwords. */}}
 {{- define "tmd.redis.place" -}}
 {{ .Values.redis.install }} {{ regexReplaceAll "//.*@" (regexFind "^[^?]*" .Values.redis.url) "//" }}
 {{- end }}
 
+{{/* Another value replaces the pods of daemons and operator, which read these only when they start. */}}
+{{- define "tmd.checksums" -}}
+checksum/config: {{ .Values.daemon.config | sha256sum }}
+checksum/redis: {{ include "tmd.redis.place" . | sha256sum }}
+{{- end }}
+
 {{/* What daemons and operator know of the cluster. */}}
 {{- define "tmd.environment" -}}
+- name: TMD_CONFIG
+  value: /etc/tmd/tmd.toml
 - name: TMD_CLUSTER__NAME
   value: {{ .Values.cluster | quote }}
 - name: TMD_CLUSTER__SECRET_FILE
@@ -72,7 +80,10 @@ redis+sentinel://:{{ index . 1 }}@{{ join "," $places }}/tmd/0?sentinel_password
   value: json
 {{- end }}
 
-{{- define "tmd.secret.volume" -}}
+{{- define "tmd.volumes" -}}
+- name: config
+  # tmd refuses secrets, such as the address of a webhook, in a file that everybody can read.
+  configMap: { name: {{ include "tmd.name" . }}, defaultMode: 0440 }
 - name: secret
   secret:
     secretName: {{ include "tmd.secret" . }}
