@@ -26,6 +26,9 @@ from tmd.trainer.state_transfer.verification import Verdict
 
 log = logging.getLogger("tmd.trainer")
 
+PAUSE_S = 0.25
+"""At most, between two pieces of a copy that is sent slowly: far below any patience of a link."""
+
 
 class WriterStage(IntEnum):
     """Stage of a snapshot as reported in votes, where the lowest of any rank counts."""
@@ -125,7 +128,7 @@ def send_copy(
         if over is not None and over.wait(max(0.0, ready_at - time.monotonic())):
             raise LinkError("the snapshot is no longer needed")
 
-    piece = min(frames.PIECE, max(1, int(rate))) if rate else frames.PIECE
+    piece = min(frames.PIECE, max(1, int(rate * PAUSE_S))) if rate else frames.PIECE
     for envelope, body in copy.entries:
         frames.send(link, envelope, body, piece=piece, sent=pause)
 
