@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
+from tmd_detectors.trouble import Trouble
+
+from tmd.plugin import Signal, os_reason
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -48,3 +52,27 @@ def keep(file: Path, memory: Kept) -> None:
     draft = file.with_suffix(".new")
     draft.write_bytes(msgspec.json.encode(memory))
     os.replace(draft, file)
+
+
+class KeptFile(Generic[Memory]):
+    """A file with such a value. That it cannot be written is a finding of code ``not_kept``."""
+
+    def __init__(self, file: Path, kind: type[Memory], not_kept: str, risk: str) -> None:
+        """``risk``: what may happen after a restart, as a sentence without its end."""
+        self._file = file
+        self._risk = risk
+        self._not_kept = Trouble(not_kept)
+        self.memory = recall(file, kind, boot_id())
+
+    def keep(self, memory: Memory) -> Iterator[Signal]:
+        """Save ``memory`` as a value of this boot, if it differs from what the file has."""
+        memory = structs.replace(memory, boot=self.memory.boot)
+        if memory == self.memory:
+            return
+        problem = ""
+        try:
+            keep(self._file, memory)
+            self.memory = memory
+        except OSError as error:
+            problem = f"{self._risk}: {self._file}: {os_reason(error)}"
+        yield from self._not_kept.report(problem)

@@ -38,13 +38,13 @@ async def test_one_that_has_just_ended_keeps_its_status():
         assert await child.status() == 7
 
 
-async def test_one_that_does_not_end_is_not_waited_for():
+async def test_one_that_does_not_end_is_left_running():
     child = Child.start(python("import signal; signal.pause()"), stdin=True)
-    ended = await child.end(0.01, kill=False)
-    status = await child.status()
+    ended, runs = await child.end(0.01, kill=False), child.runs
+    child.abandon()
 
-    assert not ended
-    assert status == -9
+    assert (ended, runs) == (False, True)
+    assert await child.status() == -9
 
 
 async def test_where_there_are_no_pidfds_it_is_asked(monkeypatch):

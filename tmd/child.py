@@ -107,7 +107,7 @@ class Child:
     async def end(self, within_s: float, *, kill: bool = True) -> bool:
         """Close all pipes, kill it unless ``kill`` is false, and wait; returns whether it ended.
 
-        A child that has not, for instance because a driver holds it, is left to the kernel.
+        A child that has not, for instance because a driver holds it, is left behind.
         """
         if kill:
             self._process.kill()
@@ -116,7 +116,6 @@ class Child:
             async with asyncio.timeout(within_s):
                 await self.status()
         except TimeoutError:
-            self._process.kill()
             return False
         finally:
             if self._process.poll() is None:

@@ -34,7 +34,8 @@ from tmd.plugin import (
 
 UNUSABLE_CODE = "exec.unusable"
 END_S = 4.0
-"""Longer than the warden's own limit, shorter than a reload of the daemon waits."""
+"""Longest wait for the end of a check: longer than killed processes take, shorter than a reload of
+the daemon waits."""
 WARDEN = Path(__file__).with_name("warden.py")
 NAMED = frozenset(string.ascii_letters + string.digits + "_-")
 
@@ -121,9 +122,9 @@ async def _repeat(
     ctx: DetectorContext,
     news: asyncio.Queue[Signal | BaseException],
 ) -> None:
-    findings = ExecFindings(check)
+    findings, runner = ExecFindings(check), CheckRunner(check, output_limit)
     while True:
-        outcome = await run(check, output_limit)
+        outcome = await runner.run()
         for found in findings.observe(outcome):
             news.put_nowait(found)
         await ctx.sleep(check.every_s)
@@ -201,26 +202,46 @@ def _state(holds: bool) -> State:
 # --- running --------------------------------------------------------------------------------------
 
 
-async def run(check: ExecCheck, output_limit: int) -> CheckOutcome:
-    """Run the check once. On return or cancellation the warden has ended every process of it."""
-    # The daemon's environment may contain secrets.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
-    command = bare_python(WARDEN, str(os.getpid()), *check.command)
-    try:
-        warden = Child.start(command, stdin=True, stderr=True, env=environment)
-    except (OSError, ValueError) as error:
-        return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {in_words(error)}")
-    try:
-        async with asyncio.timeout(check.timeout_s):
-            output = await _output(warden, output_limit)
-            if output is None:
-                return CheckOutcome(CheckHealth.UNKNOWN, f"wrote more than {output_limit} bytes")
-            return _outcome(await _status_line(warden), output)
-    except TimeoutError:
-        return CheckOutcome(CheckHealth.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
-    finally:
-        # On a hang-up it ends all processes below it, which killing it would not do.
-        await asyncio.shield(warden.end(END_S, kill=False))
+class CheckRunner:
+    """Runs one check again and again, but not while a process of the last run is left."""
+
+    def __init__(self, check: ExecCheck, output_limit: int) -> None:
+        self._check = check
+        self._output_limit = output_limit
+        self._warden: Child | None = None
+
+    async def run(self) -> CheckOutcome:
+        """Run the check once. On return or cancellation every process of it has ended, except those
+        that no signal ends: its warden waits for them."""
+        if self._warden is not None and self._warden.runs:
+            return CheckOutcome(
+                CheckHealth.UNKNOWN,
+                "does not run again until its last run has ended, of which no signal ends a "
+                f"process: see 'ps --ppid {self._warden.pid} -o pid,stat,wchan,args'",
+            )
+        # The daemon's environment may contain secrets.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
+        command = bare_python(WARDEN, str(os.getpid()), *self._check.command)
+        try:
+            self._warden = Child.start(command, stdin=True, stderr=True, env=environment)
+        except (OSError, ValueError) as error:
+            return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {in_words(error)}")
+        try:
+            async with asyncio.timeout(self._check.timeout_s):
+                return await self._finished(self._warden)
+        except TimeoutError:
+            late = f"ran for more than {self._check.timeout_s:g} s"
+            return CheckOutcome(CheckHealth.UNKNOWN, late)
+        finally:
+            # On a hang-up it ends all processes below it, which killing it would not do.
+            await asyncio.shield(self._warden.end(END_S, kill=False))
+
+    async def _finished(self, warden: Child) -> CheckOutcome:
+        output = await _output(warden, self._output_limit)
+        if output is None:
+            too_much = f"wrote more than {self._output_limit} bytes"
+            return CheckOutcome(CheckHealth.UNKNOWN, too_much)
+        return _outcome(await _status_line(warden), output)
 
 
 def _outcome(status_line: str, output: bytes) -> CheckOutcome:

@@ -3,9 +3,10 @@
 It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): a process that leaves its
 session, or whose parent ends, becomes its child and cannot escape. When the daemon closes its end
 of stdin, also by being killed, all descendants are stopped, so that none can fork, then killed and
-reaped. Each signal goes through a pidfd whose process was found below the warden after the pidfd
-was opened, so it cannot hit another process. Only where pidfds are refused, the signal goes to a
-pid that was just found below the warden.
+reaped. The warden stays as long as one of them does, so that the daemon knows. Each signal goes
+through a pidfd whose process was found below the warden after the pidfd was opened, so it cannot
+hit another process. Only where pidfds are refused, the signal goes to a pid that was just found
+below the warden.
 
 On stderr it prints one line: ``status N`` (negative: a signal) once the command has ended, or
 ``cannot REASON`` if it cannot be started.
@@ -25,10 +26,10 @@ from typing import Any
 SUBREAPER, DEATH_SIGNAL = 36, 1
 """PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG."""
 PATIENCE_S = 2.0
-"""Shorter than a reload of the daemon waits for a detector.
-
-A killed process may hang in a driver, and a process of another user may refuse the signal."""
-TURN_S = 0.02
+"""By then, killed processes have ended. One may hang in a driver or wait for a dead file system.
+One of another user may refuse the signal."""
+TURN_S, SLOW_TURN_S = 0.02, 1.0
+"""Pause between two attempts to kill, before and after that."""
 REPORT = 2
 
 
@@ -118,7 +119,7 @@ def _become(command: tuple[str, ...], prctl: Any) -> None:
 
 
 def end() -> None:
-    """Stop, kill and reap all descendants; give up on those that do not end."""
+    """Stop, kill and reap all descendants; return once none is left."""
     deadline = time.monotonic() + PATIENCE_S
     stopped: set[int] = set()
     while _any_left() and time.monotonic() < deadline:
@@ -127,9 +128,9 @@ def end() -> None:
             break  # none can fork
         _send(new, signal.SIGSTOP)
         stopped |= new
-    while _any_left() and time.monotonic() < deadline:
+    while _any_left():
         _send(_descendants(), signal.SIGKILL)
-        time.sleep(TURN_S)
+        time.sleep(TURN_S if time.monotonic() < deadline else SLOW_TURN_S)
 
 
 def _send(pids: Iterable[int], number: int) -> None:

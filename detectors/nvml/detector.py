@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Positive, Signal, in_words
 
-from .judge import Judge
+from .memory import RememberedGpus
 from .probe import Ended, Hung, NvmlProbe
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -31,6 +31,9 @@ class NvmlDetector(Detector):
     name: ClassVar[str] = "nvml"
     Config: ClassVar[type[DetectorConfig]] = NvmlConfig
 
+    def __init__(self) -> None:
+        self._gpus: RememberedGpus | None = None
+
     def supported(self) -> str | None:
         # Loading the library does not contact the driver; nvmlInit would.
         try:
@@ -39,23 +42,27 @@ class NvmlDetector(Detector):
             return f"there is no {LIBRARY}: the NVIDIA driver is not installed"
         return None
 
+    def declared_healthy(self, code: str) -> None:
+        if self._gpus is not None:
+            self._gpus.judge.forget(code)
+
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, NvmlConfig)
-        judge = Judge(config.gpus)
+        self._gpus = gpus = RememberedGpus(config.gpus, ctx.state_dir / "gpus.json")
         probe = NvmlProbe(config.sysfs)
         hung = 0
         try:
             while True:
                 try:
                     report = await probe.ask(config.deadline_s)
-                    signals = [*judge.hung(0, ""), *judge.observe(report, ctx.now())]
+                    signals = [*gpus.judge.hung(0, ""), *gpus.observe(report, ctx.now())]
                     hung = 0
                 except Hung as error:
                     hung += 1
-                    signals = list(judge.hung(hung, in_words(error)))
+                    signals = list(gpus.judge.hung(hung, in_words(error)))
                 except Ended as error:
-                    signals = list(judge.failed(in_words(error)))
+                    signals = list(gpus.judge.failed(in_words(error)))
                 for signal in signals:
                     yield signal
                 await ctx.sleep(config.interval_s * min(2 ** max(0, hung - 1), LONGEST_PAUSE))

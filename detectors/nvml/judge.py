@@ -7,7 +7,7 @@ fact that the driver does not provide leaves its findings unchanged.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -38,6 +38,16 @@ class NvmlFinding(Struct, frozen=True):
     """Occurrences since the last reading. Others are states, which are reported once."""
 
 
+class KnownGpu(Struct, frozen=True):
+    """What must survive a restart of the daemon, about a GPU that NVML has shown."""
+
+    pci: str
+    links: tuple[int, ...] = ()
+    """NVLinks that have been up."""
+    settled: int | None = None
+    """As in :class:`History`."""
+
+
 Holds = dict[str, NvmlFinding | None]
 """Code -> finding; ``None``: none. A missing code was not checked."""
 
@@ -45,13 +55,18 @@ Holds = dict[str, NvmlFinding | None]
 class History:
     """State of one GPU kept between readings."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownGpu | None = None) -> None:
         self.slow: deque[float] = deque(maxlen=SLOW_LOOKS)
         self.link_errors: int | None = None
         self.bad: deque[bool] = deque(maxlen=LINK_WINDOW)
-        self.up: set[int] = set()
+        self.up = set(known.links) if known else set()
         """NVLinks that have been up: others may be unused by design."""
-        self.uncorrected: int | None = None
+        self.down: set[int] = set()
+        """Those of them that are down."""
+        self.settled = known.settled if known else None
+        """ECC errors that are no finding: counted before the first reading in this boot, or before
+        an operator declared the host healthy."""
+        self.uncorrected = self.settled
         self.hot = False
         self.runs: dict[str, int] = {}
         """Code -> consecutive readings for which it held."""
@@ -62,20 +77,42 @@ class History:
 
 
 class Judge:
-    """Reports each finding once; ``gpus`` is the expected number, 0 if unknown."""
+    """Reports each finding once."""
 
-    def __init__(self, gpus: int) -> None:
+    def __init__(self, gpus: int, known: Iterable[KnownGpu] = ()) -> None:
+        """``gpus``: the expected number, 0 if unknown. ``known``: those shown in this boot."""
         self._gpus = gpus
         self._reported: dict[tuple[str, str], NvmlFinding] = {}
-        self._histories: dict[str, History] = {}
-        self._worked = False
-        """The driver has answered since the start."""
-        self._shown: set[str] = set()
-        """GPUs that NVML has shown since the start."""
+        self._histories = {gpu.pci: History(gpu) for gpu in known}
+        self._shown = set(self._histories)
+        """GPUs that NVML has shown since the host booted."""
+        self._gone: set[str] = set()
+        """Those of them that the last reading did not show."""
+        self._worked = bool(self._shown)
+        """The driver has answered since then."""
+
+    @property
+    def known(self) -> tuple[KnownGpu, ...]:
+        """To be passed to the judge after a restart."""
+        histories = [(pci, self._history(pci)) for pci in sorted(self._shown)]
+        return tuple(KnownGpu(pci, tuple(sorted(h.up)), h.settled) for pci, h in histories)
+
+    def forget(self, code: str) -> None:
+        """Stop expecting what the findings of ``code``, or all if it is empty, have reported as
+        lost: an operator has declared the host healthy."""
+        if code in ("", "nvml.missing", "nvml.driver"):
+            self._shown -= self._gone
+            self._worked = bool(self._shown)
+        for history in self._histories.values():
+            if code in ("", "nvml.link_down"):
+                history.up -= history.down
+            if code in ("", "nvml.ecc"):
+                history.settled = history.uncorrected
 
     def observe(self, report: NvmlReport, now: float) -> Iterator[Signal]:
         self._worked = self._worked or not report.codes
         yield from self._report(HOST, self._about_host(report), report.codes)
+        self._gone = self._shown - {gpu.pci for gpu in report.gpus}
         if not report.codes:
             for pci in sorted({*report.bound, *self._shown}):
                 missing = self._missing(pci, report)
@@ -213,10 +250,11 @@ def _memory(gpu: Gpu, known: History) -> Holds:
 def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
     """The first reading is the baseline; a smaller one means that a reset restarted the count."""
     before, known.uncorrected = known.uncorrected, count
-    if before is None or count == before:
+    if before is None or count < before:
+        known.settled = count
+        return {} if before is None else {"nvml.ecc": None}
+    if count == before:
         return {}
-    if count < before:
-        return {"nvml.ecc": None}
     # The driver contains some errors: if it requests no recovery, the job survives.
     severity = Severity.FATAL if gpu.recovery is None else Severity.DEGRADED
     more = count - before
@@ -257,9 +295,9 @@ def _links(gpu: Gpu, known: History) -> Holds:
     holds: Holds = {}
     if gpu.links:
         known.up |= {link for link, up in gpu.links.items() if up}
-        down = sorted(link for link, up in gpu.links.items() if not up and link in known.up)
-        message = f"NVLink {', '.join(map(str, down))} went down"
-        steady = known.steady("down", bool(down))
+        known.down = {link for link, up in gpu.links.items() if not up and link in known.up}
+        message = f"NVLink {', '.join(map(str, sorted(known.down)))} went down"
+        steady = known.steady("down", bool(known.down))
         holds["nvml.link_down"] = NvmlFinding(Severity.DEGRADED, message) if steady else None
     if gpu.link_errors is not None:
         before, known.link_errors = known.link_errors, gpu.link_errors

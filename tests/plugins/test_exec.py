@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 from contextlib import aclosing
 
 import msgspec
@@ -14,12 +15,12 @@ from hypothesis import strategies as st
 from tmd_detectors.exec.detector import (
     CheckHealth,
     CheckOutcome,
+    CheckRunner,
     ExecCheck,
     ExecConfig,
     ExecDetector,
     ExecFindings,
     judge,
-    run,
 )
 
 from tmd.config import parse
@@ -106,19 +107,21 @@ def test_findings_follow_the_health_of_the_host():
 
 
 async def test_the_result_of_a_real_command_is_read():
-    outcome = await run(shell("""echo '{"message": "hot", "evidence": ["90 C"]}'; exit 1"""), 1000)
+    outcome = await CheckRunner(
+        shell("""echo '{"message": "hot", "evidence": ["90 C"]}'; exit 1"""), 1000
+    ).run()
 
     assert outcome == CheckOutcome(CheckHealth.DEGRADED, "hot", ("90 C",))
 
 
 async def test_commands_run_without_a_shell():
-    outcome = await run(check("/bin/echo", '{"message": "$HOME; exit 2"}'), 1000)
+    outcome = await CheckRunner(check("/bin/echo", '{"message": "$HOME; exit 2"}'), 1000).run()
 
     assert outcome == CheckOutcome(CheckHealth.HEALTHY, "$HOME; exit 2")
 
 
 async def test_a_missing_command_is_reported():
-    outcome = await run(check("/no/such/program"), 1000)
+    outcome = await CheckRunner(check("/no/such/program"), 1000).run()
 
     assert outcome.health is CheckHealth.UNKNOWN
     assert "cannot be started" in outcome.message
@@ -126,13 +129,15 @@ async def test_a_missing_command_is_reported():
 
 async def test_secrets_of_the_daemon_stay_with_it(monkeypatch):
     monkeypatch.setenv("TMD_CLUSTER__SECRET", "hidden")
-    outcome = await run(shell('echo "{\\"message\\": \\"<$TMD_CLUSTER__SECRET>\\"}"'), 1000)
+    outcome = await CheckRunner(
+        shell('echo "{\\"message\\": \\"<$TMD_CLUSTER__SECRET>\\"}"'), 1000
+    ).run()
 
     assert outcome.message == "<>"
 
 
 async def test_too_much_output_ends_the_check():
-    outcome = await run(check("/usr/bin/env", "yes"), 1000)
+    outcome = await CheckRunner(check("/usr/bin/env", "yes"), 1000).run()
 
     assert outcome == CheckOutcome(CheckHealth.UNKNOWN, "wrote more than 1000 bytes")
 
@@ -143,7 +148,7 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        outcome = await run(shell(f"sleep 1000 > {fifo} & wait", timeout_s=0.5), 1000)
+        outcome = await CheckRunner(shell(f"sleep 1000 > {fifo} & wait", timeout_s=0.5), 1000).run()
         # A killed process is not gone at once: the kernel ends it in its own time.
         ended, _, _ = select.select([reader], [], [], 60)
         rest = os.read(reader, 1)
@@ -153,6 +158,27 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
     assert outcome == CheckOutcome(CheckHealth.UNKNOWN, "ran for more than 0.5 s")
     assert ended
     assert rest == b""
+
+
+async def test_a_check_that_cannot_be_ended_does_not_run_again_before_it_has(tmp_path):
+    """Its warden waits for its processes. Here it is stopped, and so cannot end them either."""
+    log = tmp_path / "log"
+    script = f"printf + >> {log}; test $(wc -c < {log}) -gt 1 || kill -STOP $PPID"
+    runner = CheckRunner(shell(script, timeout_s=1.0), 1000)
+    first, second = await runner.run(), await runner.run()
+    runs = log.read_text()
+    warden = int(second.message.partition("--ppid ")[2].split()[0])
+    ended = os.pidfd_open(warden)
+    os.kill(warden, signal.SIGCONT)
+    await asyncio.to_thread(select.select, [ended], [], [])
+    os.close(ended)
+    third = await runner.run()
+
+    assert runs == "+"
+    assert first == CheckOutcome(CheckHealth.UNKNOWN, "ran for more than 1 s")
+    assert second.health is CheckHealth.UNKNOWN
+    assert "does not run again until its last run has ended" in second.message
+    assert third.health is CheckHealth.HEALTHY
 
 
 async def test_checks_run_concurrently_but_never_twice_at_once(tmp_path):

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from tmd_detectors.exec import warden
-from tmd_detectors.exec.detector import END_S, CheckHealth, ExecCheck, run
+from tmd_detectors.exec.detector import END_S, CheckHealth, CheckRunner, ExecCheck
 
 from tmd.daemon.detector_run import STOP_S
 
@@ -152,7 +152,7 @@ def stranger():
 @pytest.mark.parametrize("tree", TREES)
 async def test_a_stopped_check_leaves_no_process(tree, watch, stranger):
     check = ExecCheck(name="mine", command=watch.command(tree), timeout_s=1000)
-    running = asyncio.create_task(run(check, 1000))
+    running = asyncio.create_task(CheckRunner(check, 1000).run())
     await watch.until(SEEN.get(tree, 2))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -164,7 +164,9 @@ async def test_a_stopped_check_leaves_no_process(tree, watch, stranger):
 
 @pytest.mark.parametrize("tree", ["a session of its own", "a double fork", "a flood"])
 async def test_a_late_check_leaves_no_process(tree, watch, stranger):
-    late = asyncio.create_task(run(ExecCheck("mine", watch.command(tree), timeout_s=2.0), 1000))
+    late = asyncio.create_task(
+        CheckRunner(ExecCheck("mine", watch.command(tree), timeout_s=2.0), 1000).run()
+    )
     await watch.until(2)
     outcome = await late
 
@@ -180,7 +182,7 @@ async def test_a_finished_check_leaves_no_process(watch):
     ends = f"{left}\nopen(sys.argv[1] + '.go').readline()\nos._exit(0)"
     os.mkfifo(f"{watch.fifo}.go")
     command = (sys.executable, "-S", "-c", REPORTS + ends, str(watch.fifo))
-    running = asyncio.create_task(run(ExecCheck("mine", command), 1000))
+    running = asyncio.create_task(CheckRunner(ExecCheck("mine", command), 1000).run())
     await watch.until(1)
     go = os.open(f"{watch.fifo}.go", os.O_RDWR)
     os.write(go, b"go\n")
@@ -193,8 +195,8 @@ async def test_a_finished_check_leaves_no_process(watch):
 
 DAEMON = """
 import asyncio, sys
-from tmd_detectors.exec.detector import ExecCheck, run
-asyncio.run(run(ExecCheck("mine", tuple(sys.argv[1:]), timeout_s=1000.0), 1000))
+from tmd_detectors.exec.detector import CheckRunner, ExecCheck
+asyncio.run(CheckRunner(ExecCheck("mine", tuple(sys.argv[1:]), timeout_s=1000.0), 1000).run())
 """
 
 
@@ -226,7 +228,7 @@ async def test_a_killed_daemon_leaves_no_check_running(tree, watch, daemon, stra
 
 async def test_a_check_whose_warden_is_killed_is_no_finding_about_the_host(watch):
     command = (sys.executable, "-S", "-c", REPORTS + "stay()", str(watch.fifo))
-    running = asyncio.create_task(run(ExecCheck("mine", command), 1000))
+    running = asyncio.create_task(CheckRunner(ExecCheck("mine", command), 1000).run())
     await watch.until(1)
     os.kill(next(iter(watch.alive)), signal.SIGKILL)
     outcome = await running
@@ -296,6 +298,45 @@ os.listdir = refused
     assert (done.stdout, done.stderr) == ("nothing is left\n", "")
 
 
+UNKILLABLE = """
+import os, signal, sys
+from tmd_detectors.exec import warden
+
+def refused(*_):
+    raise OSError(1, "refused")
+
+signal.pidfd_send_signal = os.kill = refused
+turns = []
+
+def turn(seconds):
+    turns.append(seconds)
+    if turns == [warden.SLOW_TURN_S] * 3:
+        os.close(writer)
+
+warden.time.sleep = turn
+warden.PATIENCE_S = 0.0
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+warden.end()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("nothing is left")
+"""
+
+
+def test_the_warden_stays_until_processes_that_no_signal_ends_have_ended():
+    """Here all signals are refused, and the process ends by itself after a while."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNKILLABLE], capture_output=True, text=True, timeout=WITHIN_S
+    )
+
+    assert (done.stdout, done.stderr) == ("nothing is left\n", "")
+
+
 def test_killing_a_check_takes_less_time_than_a_reload_waits():
     """Otherwise a check that cannot be killed would end the detector: two must not run at once."""
     assert warden.PATIENCE_S < END_S < STOP_S
@@ -305,10 +346,10 @@ def test_checks_leave_no_warnings_of_the_event_loop():
     """The loop may close as soon as they end."""
     many = (
         "import asyncio\n"
-        "from tmd_detectors.exec.detector import ExecCheck, run\n"
+        "from tmd_detectors.exec.detector import CheckRunner, ExecCheck\n"
         "checks = [('/bin/true',), ('/no/such',), ('/bin/sleep', '1000')]\n"
         "async def main():\n"
-        "    runs = (run(ExecCheck('a', c, timeout_s=0.3), 9) for c in checks * 5)\n"
+        "    runs = (CheckRunner(ExecCheck('a', c, timeout_s=0.3), 9).run() for c in checks * 5)\n"
         "    await asyncio.gather(*runs)\n"
         "for _ in range(3):\n"
         "    asyncio.run(main(), debug=True)\n"

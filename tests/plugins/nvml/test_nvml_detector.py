@@ -167,17 +167,18 @@ def test_the_daemon_can_stop_while_the_driver_hangs(script, tmp_path):
     """asyncio.run returns, and the process ends, although the reading never does."""
     script.put({"nvmlDeviceGetCount_v2.delay": "inf"})
     code = (
-        "import asyncio, sys\n"
+        "import asyncio, pathlib, sys\n"
         "from tests.plugins.context import signals_of\n"
         "from tmd_detectors.nvml.detector import NvmlConfig, NvmlDetector\n"
         "async def main():\n"
         "    config = NvmlConfig(interval_s=0.01, deadline_s=0.3)\n"
-        "    async with signals_of(NvmlDetector(), config, None) as signals:\n"
+        "    state = pathlib.Path(sys.argv[1])\n"
+        "    async with signals_of(NvmlDetector(), config, state) as signals:\n"
         "        print((await anext(signals)).code)\n"
         "asyncio.run(main())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, tmp_path],
         capture_output=True,
         text=True,
         timeout=30,
@@ -186,6 +187,56 @@ def test_the_daemon_can_stop_while_the_driver_hangs(script, tmp_path):
     )
 
     assert done.stdout == "nvml.hung\n"
+
+
+async def test_a_gpu_that_was_lost_before_a_restart_is_still_missed(watch, script, tmp_path):
+    """NVML counts one GPU less when the daemon starts again."""
+    script.put({"1.field230": 1})
+    async with watch() as signals:
+        assert (await anext(signals)).code == "nvml.recovery_action"
+        script.put({"1.field230": 0})
+        await anext(signals)  # by now, the GPUs of the first reading are saved
+    script.put({"count": 1})
+    async with watch() as signals:
+        missing = await anext(signals)
+
+    assert (missing.code, missing.entity) == ("nvml.missing", f"pci:{SECOND}")
+    assert missing.severity is Severity.FATAL
+
+
+async def test_a_lost_gpu_that_was_declared_healthy_is_not_missed_after_a_restart(script, tmp_path):
+    detector, config = NvmlDetector(), NvmlConfig(interval_s=0.01, sysfs=str(tmp_path / "sys"))
+    script.put({"1.field230": 1})
+    async with signals_of(detector, config, tmp_path) as signals:
+        await anext(signals)
+        script.put({"count": 1})
+        missing = await anext(signals)
+        detector.declared_healthy("nvml.missing")
+        script.put({"0.field230": 1})
+        await anext(signals)
+        script.put({"0.field230": 0})
+        await anext(signals)
+    script.put({"0.field230": 1})
+    async with signals_of(NvmlDetector(), config, tmp_path) as signals:
+        first = await anext(signals)
+        script.put({"0.field230": 0, "count": 2})
+        second = await anext(signals)
+
+    assert missing.code == "nvml.missing"
+    assert [s.code for s in (first, second)] == ["nvml.recovery_action"] * 2
+
+
+async def test_a_memory_of_the_gpus_that_cannot_be_written_is_reported(script, tmp_path):
+    nowhere = tmp_path / "nowhere"
+    config = NvmlConfig(interval_s=0.01, sysfs=str(tmp_path / "sys"))
+    async with signals_of(NvmlDetector(), config, nowhere) as signals:
+        raised = await anext(signals)
+        nowhere.mkdir()
+        cleared = await anext(signals)
+
+    assert (raised.code, raised.state) == ("nvml.gpus_not_kept", State.RAISED)
+    assert str(nowhere / "gpus.json") in raised.message
+    assert (cleared.code, cleared.state) == ("nvml.gpus_not_kept", State.CLEARED)
 
 
 def test_without_the_library_the_detector_is_unsupported(script):

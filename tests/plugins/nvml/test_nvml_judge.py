@@ -18,8 +18,8 @@ EVERY_S = 10.0
 class Host:
     """Reads every ten seconds."""
 
-    def __init__(self, gpus=0):
-        self.judge = Judge(gpus)
+    def __init__(self, gpus=0, known=()):
+        self.judge = Judge(gpus, known)
         self._now = 0.0
 
     def sees(self, times=1, **changes):
@@ -208,6 +208,55 @@ def test_a_gpu_that_nvml_no_longer_shows_is_a_finding(host):
         ("missing", FATAL, CLEARED),
         ("driver", FATAL, CLEARED),
     }
+
+
+def test_a_judge_after_a_restart_expects_what_was_there_before(host):
+    """A lost GPU, a lost link, a driver that is gone, and errors that no reset has ended."""
+    host.sees(links={0: True, 1: False}, uncorrected=2)
+    host.sees(links={0: True, 1: False}, uncorrected=3)
+    lost, driver = (Host(known=host.judge.known) for _ in range(2))
+    later = Host(known=host.judge.known)
+
+    assert lost.shows(NvmlReport(), times=3) == [("missing", FATAL, RAISED)]
+    assert driver.shows(NvmlReport(codes={"nvmlInit": 9})) == [("driver", FATAL, RAISED)]
+    assert later.sees(links={0: False, 1: False}, uncorrected=3) == [("ecc", DEGRADED, RAISED)]
+    assert later.sees(times=2, links={0: False, 1: False}, uncorrected=3) == [
+        ("link_down", DEGRADED, RAISED)
+    ]
+
+
+@pytest.mark.parametrize("code", ["nvml.link_down", "nvml.ecc", ""])
+def test_what_an_operator_has_declared_healthy_is_not_reported_after_a_restart(host, code):
+    host.sees(links={0: True}, uncorrected=2)
+    host.sees(times=3, links={0: False}, uncorrected=3)
+    host.judge.forget(code)
+    again = Host(known=host.judge.known)
+    errors = [] if code in ("", "nvml.ecc") else [("ecc", DEGRADED, RAISED)]
+    link = [] if code in ("", "nvml.link_down") else [("link_down", DEGRADED, RAISED)]
+
+    assert again.sees(links={0: False}, uncorrected=3) == errors
+    assert again.sees(times=2, links={0: False}, uncorrected=3) == link
+
+
+@pytest.mark.parametrize("code", ["nvml.missing", "nvml.driver", ""])
+def test_gpus_that_were_removed_on_purpose_are_forgotten(host, code):
+    gone = NvmlReport(codes={"nvmlInit": 9})
+    host.shows(HEALTHY)
+    host.shows(gone)
+    host.judge.forget(code)
+
+    assert host.judge.known == ()
+    assert Host(known=host.judge.known).shows(gone) == [("driver", WARNING, RAISED)]
+
+
+def test_errors_that_a_reset_has_ended_are_not_reported_after_a_restart(host):
+    host.sees(uncorrected=5)
+    host.sees(uncorrected=6)
+    host.sees(uncorrected=0)
+    again = Host(known=host.judge.known)
+
+    assert again.sees(uncorrected=0) == []
+    assert again.sees(uncorrected=1) == [("ecc", DEGRADED, RAISED)]
 
 
 def test_a_gpu_that_nvml_never_showed_may_belong_to_another_container(host):
