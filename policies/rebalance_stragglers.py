@@ -33,11 +33,13 @@ from tmd.plugin import (
 SLOW = "straggler.slow"
 OWN_TROUBLES = (
     *(".unreadable", ".failed"),
-    *(".no_log", ".no_events", ".log_lost", ".place_not_kept"),
+    *(".no_log", ".no_events", ".log_lost", "_not_kept"),
 )
 """Endings of codes with which detectors report on themselves: no evidence about the host."""
 SWITCH = "nvswitch:"
 """A non-fatal switch error is about a link whose GPU is unknown."""
+CONFIRMED_STEPS = 60
+"""Steps that ``straggler.slow`` takes at most to be raised while a rank is slow."""
 REMEMBERED = 5
 """How many of the latest moves determine the cost of one."""
 
@@ -59,7 +61,8 @@ class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields
     )
     """Prefixes of the codes of findings that explain a slow host."""
     within_s: NotNegative = 600.0
-    """A witness must be raised this close in time to the slowness."""
+    """A witness must be raised at most this long before or after ``straggler.slow``. Before, the
+    time that it takes to confirm slowness is added."""
 
 
 class RebalanceStragglers(Policy):
@@ -112,15 +115,16 @@ class RebalanceStragglers(Policy):
     ) -> str:
         """Evidence that the host is the cause; empty if there is none."""
         for alert in host.alerts:
-            if self._speaks(alert, slow) and alert.may_concern(status):
+            if self._speaks(alert, slow, status.step_seconds) and alert.may_concern(status):
                 return f"{alert.code} of {alert.entity} on its host"
         here = {m.worker for m in record.membership.members if m.host == host.host}
         if 1 < len(here) < record.world_size and here <= _slow(host).keys():
             return f"so are all {len(here)} ranks of its host"
         return ""
 
-    def _speaks(self, alert: Alert, slow: Alert) -> bool:
+    def _speaks(self, alert: Alert, slow: Alert, step_s: float) -> bool:
         assert isinstance(self.config, RebalanceStragglersConfig)
+        within_s = self.config.within_s
         return (
             alert.code.startswith(self.config.witnesses)
             and not alert.code.endswith(OWN_TROUBLES)
@@ -128,7 +132,7 @@ class RebalanceStragglers(Policy):
             and alert.severity is not Severity.INFO
             # A detector with strategy observe is on trial and no witness.
             and alert.strategy is not Strategy.OBSERVE
-            and abs(alert.at - slow.at) <= self.config.within_s
+            and slow.at - CONFIRMED_STEPS * step_s - within_s <= alert.at <= slow.at + within_s
         )
 
 

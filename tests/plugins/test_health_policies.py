@@ -11,11 +11,12 @@ from tmd_detectors.xid.switchlines import read
 from tmd_detectors.xid.sxids import load
 from tmd_policies.drain_degraded import DrainDegraded, DrainDegradedConfig
 from tmd_policies.rebalance_periodic import RebalancePeriodic, RebalancePeriodicConfig
-from tmd_policies.rebalance_stragglers import RebalanceStragglers
+from tmd_policies.rebalance_stragglers import CONFIRMED_STEPS, RebalanceStragglers
 from tmd_policies.replace_failed import ReplaceFailed
 
 from tests.plugins.clusters import HOSTS, RECORD, cluster, finding, host, pace, planned, slow
 from tests.values import member, worker
+from tmd.core.planning import stragglers
 from tmd.plugin import (
     Activity,
     JobState,
@@ -210,9 +211,31 @@ def test_unexplained_slowness_moves_no_rank(witness):
     assert moved(RebalanceStragglers(), view) == []
 
 
-@pytest.mark.parametrize("code", ["no_log", "no_events", "log_lost", "place_not_kept"])
+@pytest.mark.parametrize(("step_s", "leaves"), [(30.0, True), (1.0, False)])
+def test_a_witness_from_the_onset_of_slowness_counts_however_long_a_step_takes(step_s, leaves):
+    """Slowness is confirmed over a number of steps, not within a time."""
+    witness = structs.replace(WITNESS, at=100.0 - 30.0 * CONFIRMED_STEPS)
+    slowed = host("h2", slow(), witness, pace=pace(1e6))
+    worker_of = structs.replace(slowed.workers[0], step_seconds=step_s)
+    view = cluster(structs.replace(slowed, workers=(worker_of,)))
+
+    assert bool(moved(RebalanceStragglers(), view)) is leaves
+
+
+def test_slowness_is_confirmed_within_the_steps_that_the_policy_grants():
+    """A window that is slow only in part may not be flagged."""
+    assert CONFIRMED_STEPS >= (stragglers.WINDOW + stragglers.OF) * stragglers.BLOCK
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("xid.no_log", "xid.no_events", "xid.log_lost", "xid.place_not_kept"),
+        *("nic.ports_not_kept", "nic.unreadable"),
+    ],
+)
 def test_a_detectors_findings_about_itself_are_no_evidence(code):
-    witness = finding(code=f"xid.{code}", severity=Severity.WARNING, entity="host")
+    witness = finding(code=code, severity=Severity.WARNING, entity="host")
     view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
 
     assert moved(RebalanceStragglers(), view) == []
