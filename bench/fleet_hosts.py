@@ -17,7 +17,7 @@ from tmd.core.values.model import (
     HostStatus,
     WorkerStatus,
 )
-from tmd.daemon import lua
+from tmd.daemon import lua, lua_records
 from tmd.daemon.codec import Codec
 from tmd.daemon.scripts import digest
 
@@ -26,7 +26,7 @@ WORKERS = 8
 SPARE = 2
 """Hosts of each job that hold no rank."""
 TTL_MS = 3000
-SCRIPTS = (lua.JOBS_NAMED, lua.JOBS, lua.ACQUIRE, lua.FIELDS)
+SCRIPTS = (lua_records.JOBS_NAMED, lua_records.JOBS, lua.ACQUIRE, lua.FIELDS)
 """All that they run."""
 
 
@@ -117,11 +117,11 @@ class Wire:
 
     def own_record(self, job: str, mark: bytes) -> bytes:
         """The read of its job's record, of which the host has that with ``mark``."""
-        return self.script(lua.JOBS_NAMED, ["jobs"], job, mark)
+        return self.script(lua_records.JOBS_NAMED, ["jobs"], job, mark)
 
     def all_records(self, marks: dict[str, bytes]) -> bytes:
         known = [word for pair in marks.items() for word in pair]
-        return self.script(lua.JOBS, ["jobs"], *known)
+        return self.script(lua_records.JOBS, ["jobs"], *known)
 
     def lease(self, host: str) -> bytes:
         """Asks for one millisecond only, so that no made-up host ever leads."""

@@ -396,6 +396,8 @@ def test_a_job_that_nobody_runs_is_given_up(config, store, running):
     done = tmd("forget", "job", "-c", config)
     (after,) = store(lambda s: s.jobs()).records
     again = tmd("forget", "job", "-c", config)
+    listed = store(lambda s: s.jobs()).records
+    kept = store(lambda s: s.jobs_named(["job"])).records
 
     assert "there is no job 'jab'" in unknown.stderr
     assert "job still has workers, such as h1/job/0.a" in busy.stderr
@@ -404,7 +406,8 @@ def test_a_job_that_nobody_runs_is_given_up(config, store, running):
     assert done.stdout == "job given up; silent: h2\n"
     assert (after.state, after.revision) == (JobState.FAILED, before.revision + 1)
     assert after.detail.startswith("given up by ")
-    assert "failed already: its name is free" in again.stderr
+    assert again.stdout == "job is no longer listed\n"
+    assert (listed, kept) == ((), (after,))
 
 
 def test_draining_while_paused_is_said(config, store, running):

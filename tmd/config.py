@@ -22,7 +22,7 @@ from msgspec import field, structs
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Strategy
 from tmd.core.values.names import wrong_name, wrong_plain
-from tmd.core.values.numbers import Positive
+from tmd.core.values.numbers import NotNegative, Positive
 from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words, os_reason
 from tmd.folders import SOCKET, default_dir
@@ -126,8 +126,9 @@ class LeaderSection(Section, frozen=True):
     poll_s: Positive = 1.0
     """The leader and the daemons read everything again after this time, even without a wake-up."""
     unprotected_s: Positive = 30.0
-    """``job.no_fit_standby`` is raised when a job has had a rank that no standby could take for
-    this long."""
+    """``job.no_fit_standby`` is raised when no standby could take some rank for this long."""
+    list_ended_h: NotNegative = 168.0
+    """Hours for which ``tmd status`` lists a job that has ended; 0: until ``tmd forget``."""
 
     def __post_init__(self) -> None:
         if 2 * self.renew_s > self.ttl_s:

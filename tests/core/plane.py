@@ -125,7 +125,7 @@ class Plane(Simulation):
             daemon.decided = (before.revision if before else 0, after)
 
     def write(self, host: str) -> bool:
-        """The write reaches the store: ``lua.PUT_JOB``. Returns whether it was accepted."""
+        """The write reaches the store: ``lua_records.PUT_JOB``. Returns whether it was accepted."""
         daemon, redis = self.daemon(host), self.redis
         if daemon.decided is None:
             return False
@@ -188,7 +188,7 @@ class Plane(Simulation):
     # --- hosts ------------------------------------------------------------------------------------
 
     def read(self, host: str) -> None:
-        """The daemon reads the record, and restores lost writes: ``lua.RESTORE_JOB``."""
+        """The daemon reads the record, and restores lost writes: ``lua_records.RESTORE_JOB``."""
         daemon, redis = self.daemon(host), self.redis
         receipt = received(redis.record, daemon.known, daemon.obeyed) if redis.record else None
         if receipt is Receipt.NEW:

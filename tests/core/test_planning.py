@@ -12,10 +12,11 @@ from tests.core.clusters import STEP, Scene
 from tests.core.test_forming import starting
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import steer
+from tmd.core.planning.planning import given_up, may_be_unlisted, steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
+    ClusterView,
     Exit,
     JobRecord,
     JobState,
@@ -75,7 +76,7 @@ def test_a_job_that_has_ended_is_formed_again_from_where_its_numbers_stopped(
 ) -> None:
     """No epoch is ever proposed twice, and nothing else is done to it."""
     scene = starting(2)
-    scene.record = structs.replace(scene.record, state=state, proposed=8, revision=30)
+    scene.record = structs.replace(scene.record, state=state, proposed=8, revision=30, ended_at=9.0)
     nobody = steered(scene, failed("h0"), age=1e9)
     for host in scene.ranks:
         scene.says(host, Activity.STARTING)
@@ -83,7 +84,39 @@ def test_a_job_that_has_ended_is_formed_again_from_where_its_numbers_stopped(
 
     assert nobody is scene.record
     assert (again.state, again.membership.epoch, again.proposed) == (JobState.RUNNING, 9, 9)
-    assert again.revision == 31
+    assert (again.revision, again.ended_at) == (31, 0.0)
+
+
+def test_the_end_of_a_job_gets_a_time() -> None:
+    """Also one that an operator wrote, or an earlier release, who give none."""
+    scene = Scene(2)
+    scene.record = structs.replace(scene.record, state=JobState.FINISHING, revision=7)
+    for host in scene.ranks:
+        scene.exit(host, 0)
+    ended = steered(scene)
+    scene.record = given_up(scene.record, "me")
+    dated = steered(scene)
+    scene.record = dated
+
+    assert (ended.state, ended.ended_at, ended.revision) == (JobState.FINISHED, 50.0, 8)
+    assert (dated.state, dated.ended_at, dated.revision) == (JobState.FAILED, 50.0, 9)
+    assert steered(scene) is dated
+
+
+def test_an_ended_job_stays_on_the_list_for_a_while_and_as_long_as_it_has_workers() -> None:
+    """A launcher that starts again may become the next run of that name."""
+    scene = Scene(2)
+    scene.record = structs.replace(scene.record, state=JobState.FINISHED, ended_at=1000.0)
+    with_workers = scene.view
+    without = ClusterView(jobs=(scene.record,))
+    runs = structs.replace(scene.record, state=JobState.RUNNING)
+    undated = structs.replace(scene.record, ended_at=0.0)
+
+    assert not may_be_unlisted(scene.record, with_workers, 60.0, 1060.0)
+    assert not may_be_unlisted(scene.record, without, 60.0, 1059.0)
+    assert not may_be_unlisted(runs, without, 60.0, 1060.0)
+    assert not may_be_unlisted(undated, without, 60.0, 1060.0)
+    assert may_be_unlisted(scene.record, without, 60.0, 1060.0)
 
 
 # --- nothing to do --------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def _looked() -> None:
 
 def _executed() -> None:
     check = exec_detector.ExecCheck(name="c", command=("true",))
-    raise TmdError(asyncio.run(exec_detector.run(check, 100)).message)
+    raise TmdError(asyncio.run(exec_detector.CheckRunner(check, 100).run()).message)
 
 
 def _dialled() -> None:

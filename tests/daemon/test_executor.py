@@ -84,6 +84,22 @@ async def test_a_job_that_has_ended_can_be_deleted(data, executor, record):
     assert (await data.client().jobs()).records == (new,)
 
 
+async def test_a_host_that_was_away_learns_that_its_job_ended_long_ago(data, build, record):
+    """The job is not listed any more, and no worker of it is left on the host."""
+    executor, client = build(), data.client()
+    await client.put_job(record(revision=4, lease_epoch=8), expected=0)
+    await executor.turn()
+    ended = record(revision=5, lease_epoch=8, state=JobState.FINISHED)
+    await client.put_job(ended, expected=4)
+    await client.unlist_job(ended)
+    for _ in range(2):
+        executor._all_at = 0.0
+        await executor.turn()
+
+    assert executor._records.jobs["job"] == ended
+    assert (await client.jobs()).records == (ended,)
+
+
 async def test_a_new_run_replaces_a_job_that_was_deleted_meanwhile(data, executor, record):
     """It was formed before this daemon had noticed."""
     old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)

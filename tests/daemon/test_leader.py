@@ -13,6 +13,7 @@ from tmd_policies.replace_failed import ReplaceFailed
 
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
+from tests.values import record
 from tmd.core.planning.election import Lease
 from tmd.core.planning.goodput import LossCause
 from tmd.core.planning.record_versions import REMEMBERED_S
@@ -35,8 +36,9 @@ from tmd.core.values.model import (
     Verdict,
 )
 from tmd.core.values.requests import DrainRequest
+from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.deciding import grounds
-from tmd.daemon.leader import Candidate, Leader, LeaderConfig
+from tmd.daemon.leader import Leader
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
@@ -62,7 +64,9 @@ class Scene:
     def __init__(self, tmp_path, *policies):
         self.data = MemoryStore()
         self.store = self.data.client()
-        config = LeaderConfig("a", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS)
+        config = LeaderConfig(
+            "a", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS, list_ended_s=3600.0
+        )
         store_health = StoreHealth()
         self.candidate = Candidate(self.store, config, Records(tmp_path), store_health)
         self.candidate.lease = Lease(epoch=EPOCH, until=float("inf"))
@@ -189,6 +193,23 @@ async def test_one_turn_takes_every_possible_step(scene):
     await scene.leader.turn()
 
     assert (await scene.record).plan.phase is Phase.SYNC
+
+
+async def test_a_job_that_ended_long_ago_is_not_listed_until_its_name_is_used_again(scene):
+    """A leader looks at each listed job in each turn. Epochs and revisions of the name continue."""
+    for host in ("h1", "h2", "h3"):
+        scene.workers[host] = structs.replace(scene.workers[host], activity=Activity.STARTING)
+    old = record("h7", "h8", state=JobState.FINISHED, revision=5, proposed=4, ended_at=1.0)
+    await scene.store.put_job(old, expected=0)
+    await scene.leader.turn()
+    listed = (await scene.store.jobs()).records
+    for host in ("h1", "h2"):
+        await scene.put(host)
+    await scene.leader.turn()
+    (new,) = (await scene.store.jobs()).records
+
+    assert listed == ()
+    assert (new.state, new.revision, new.membership.epoch) == (JobState.RUNNING, 6, 5)
 
 
 async def test_a_deadline_is_kept_without_a_wake_up(scene):

@@ -33,8 +33,9 @@ from tmd.core.values.model import (
 )
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.bus import Topic, Wake
+from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.deciding import FAILED_S, Decider
-from tmd.daemon.leader import AGAIN_S, Candidate, Leader, LeaderConfig
+from tmd.daemon.leader import AGAIN_S, Leader
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore

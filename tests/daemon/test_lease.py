@@ -9,7 +9,7 @@ import pytest
 
 from tests.daemon.tasks import running
 from tmd.core.values.limits import PlanLimits
-from tmd.daemon.leader import Candidate, LeaderConfig
+from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore

@@ -8,7 +8,8 @@ from msgspec import structs
 from tests.values import failover
 from tmd.core.planning.directives import Train as TrainDuty
 from tmd.core.planning.election import Receipt
-from tmd.daemon.records import Records, condemned
+from tmd.core.values.model import JobState
+from tmd.daemon.records import MANY, Records, condemned
 
 
 def test_a_newer_record_is_obeyed_and_an_older_one_is_not(tmp_path, record):
@@ -30,6 +31,29 @@ def test_the_fence_survives_a_restart(tmp_path, record):
     assert again.obeyed == 7
     assert again.take(record(revision=9, lease_epoch=6)) is Receipt.REFUSED
     assert again.take(record(revision=1, lease_epoch=7)) is Receipt.NEW
+
+
+def test_lease_epochs_of_jobs_that_ended_long_ago_are_forgotten_once_there_are_many(
+    tmp_path, record
+):
+    """Never that of a job that goes on, or the highest, which the next lease must exceed."""
+    records = Records(tmp_path)
+    for number in range(MANY):
+        ended = record(job=f"old-{number}", state=JobState.FINISHED, lease_epoch=5)
+        records.take(ended)
+        records.forget(ended.job)
+    records.forget_epochs(["listed"])
+    few = len(records._obeyed)
+    records.take(record(job="goes-on", lease_epoch=6))
+    records.take(record(job="listed", state=JobState.FINISHED, lease_epoch=7))
+    highest = record(job="highest", state=JobState.FINISHED, lease_epoch=8)
+    records.take(highest)
+    records.forget("highest")
+    records.forget_epochs(["listed"])
+    again = Records(tmp_path)
+
+    assert few == MANY
+    assert again._obeyed == {"goes-on": 6, "listed": 7, "highest": 8}
 
 
 def test_one_job_does_not_fence_another(tmp_path, record):

@@ -21,6 +21,7 @@ from tmd.core.values.model import (
     READABLE_VERSION,
     ClusterView,
     HostStatus,
+    JobState,
     Mark,
     Move,
     Phase,
@@ -30,7 +31,7 @@ from tmd.core.values.model import (
     Strategy,
 )
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon.bus import Topic, Wake
+from tmd.daemon.bus import UNLISTED_S, Topic, Wake
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import worker_status
@@ -48,6 +49,10 @@ class Opened:
 
     async def delete(self, key):
         await self._stranger.delete(f"{{tmd:{self.name}}}:{key}")
+
+    async def left_ms(self, key):
+        """Until it expires; -1 if never."""
+        return await self._stranger.pttl(f"{{tmd:{self.name}}}:{key}")
 
     async def aclose(self):
         await self.store.close()
@@ -254,6 +259,51 @@ async def test_a_record_that_is_listed_no_more_is_listed_again(redis_url, record
         assert not await opened.store.restore_job(record(revision=5))
         assert lost.records == ()
         assert [r.revision for r in (await opened.store.jobs()).records] == [5]
+
+
+async def test_an_ended_job_that_is_not_listed_is_still_found_by_its_name(store, record):
+    """A new run continues its revisions, and no host that was away puts an old record over it."""
+    ended = record(state=JobState.FINISHED, revision=5, lease_epoch=7)
+    await store.put_job(ended, expected=0)
+    refused = await store.unlist_job(record(state=JobState.FINISHED, revision=4))
+    there = (await store.jobs()).records
+    done = await store.unlist_job(ended)
+    listed = (await store.jobs()).records, (await store.snapshot()).jobs
+    named = (await store.jobs_named(["job"])).records
+    with pytest.raises(Conflict, match="revision is 5, expected 0"):
+        await store.put_job(record(revision=1, lease_epoch=8), expected=0)
+    again = record(revision=6, lease_epoch=8)
+    await store.put_job(again, expected=5)
+
+    assert (refused, there, done) == (False, (ended,), True)
+    assert listed == ((), ())
+    assert named == (ended,)
+    assert (await store.jobs()).records == (again,)
+
+
+async def test_a_host_that_was_away_learns_that_a_job_has_ended(store, record):
+    """Its record is not taken for a lost one, and all see the job again."""
+    ended = record(state=JobState.FINISHED, revision=5, lease_epoch=7)
+    await store.put_job(ended, expected=0)
+    await store.unlist_job(ended)
+
+    assert not await store.restore_job(record(revision=4, lease_epoch=7))
+    assert (await store.jobs()).records == (ended,)
+
+
+async def test_only_an_unlisted_record_expires(redis_url, record):
+    async with aclosing(Opened(redis_url)) as opened:
+        left = []
+        ended = record(state=JobState.FINISHED, revision=5)
+        await opened.store.put_job(ended, expected=0)
+        left.append(await opened.left_ms("job:job"))
+        await opened.store.unlist_job(ended)
+        left.append(await opened.left_ms("job:job"))
+        await opened.store.put_job(record(revision=6), expected=5)
+        left.append(await opened.left_ms("job:job"))
+
+    assert left[0] == left[2] == -1
+    assert 0.9 * UNLISTED_S < left[1] / 1000 <= UNLISTED_S
 
 
 async def test_operators_requests_are_stored_and_withdrawn(store):

@@ -80,7 +80,7 @@ class Trainer:
 
     def closure(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
         self.optimizer.optimizer.zero_grad()
-        # One forward: before torch 2.12, DDP refuses two with a BatchNorm before a backward.
+        # One forward: DDP of torch 2.11 refuses two with a BatchNorm before a backward.
         inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         loss = self.loss_of(inputs, targets)
         injector.reach("forward")

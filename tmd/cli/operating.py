@@ -130,9 +130,10 @@ def forget(
     job: Annotated[str, typer.Argument(help="Name of the job, as in 'tmd status'.")],
     config: ConfigOption = None,
 ) -> None:
-    """Give up JOB, which no host runs any more, so that its name is free for a new run. tmd does
-    not give up a job whose hosts are silent by itself, since it may still train. If it does, its
-    workers end as soon as their hosts reach Redis again. Refused while a host reports a worker."""
+    """Give up JOB, which no host runs any more, so that its name is free for a new run, or take a
+    job that has ended off the list. tmd does not give up a job whose hosts are silent by itself,
+    since it may still train. If it does, its workers end as soon as their hosts reach Redis again.
+    Refused while a host reports a worker."""
     from tmd.core.planning.planning import given_up
     from tmd.core.values.errors import Conflict
     from tmd.core.values.view_checks import ENDED, too_new
@@ -149,12 +150,14 @@ def forget(
                 f"whether {job} still runs on {strange[0]} is not known: a later version of tmd "
                 "runs there; use that version"
             )
-        if record.state in ENDED:
-            raise TmdError(f"{job} has {record.state} already: its name is free")
         if found := sorted(view.workers(job)):
             raise TmdError(
                 f"{job} still has workers, such as {found[0]}: end their launchers first"
             )
+        if record.state in ENDED:
+            if not await store.unlist_job(record):
+                raise TmdError(f"{job} has just changed: check 'tmd status', and try again")
+            return say(f"{job} is no longer listed")
         try:
             await store.put_job(given_up(record, user()), expected=record.revision)
         except Conflict as error:

@@ -22,6 +22,9 @@ from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.job_records import StoredJobs
 
+UNLISTED_S = 30 * 86400.0
+"""For how long the record of an ended job is kept after it was taken off the list."""
+
 
 class Topic(StrEnum):
     """Subject of a wake-up. It is only a hint: every loop also reads again on its own period."""
@@ -97,6 +100,11 @@ class Store(Protocol):
 
     async def restore_job(self, record: JobRecord) -> bool:
         """Store ``record`` if the store lost it or has an older revision; return whether it did."""
+
+    async def unlist_job(self, record: JobRecord) -> bool:
+        """Take an ended job off the list, unless its revision differs from that of ``record``;
+        return whether it did. ``jobs_named`` finds the record for :data:`UNLISTED_S` more, so that
+        no host that was away meanwhile takes it for lost, or for a later one than a new run's."""
 
     async def publish_alert(self, alert: Alert) -> None:
         """Publish on the alert channel and append to the alert stream, unless the store already has

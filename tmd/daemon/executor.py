@@ -108,6 +108,7 @@ class Executor:
             self._all_at = now
             raise
         await self._apply(stored, known)
+        self._records.forget_epochs({*own, *stored.unread, *(r.job for r in stored.records)})
 
     async def _apply(self, stored: StoredJobs, asked: Collection[str]) -> None:
         """``asked``: known jobs whose records were looked for."""
@@ -116,7 +117,7 @@ class Executor:
         lost = []
         for known in [self._records.jobs[job] for job in asked if job not in there]:
             if known.state in ENDED:
-                self._records.forget(known.job)  # somebody has deleted it
+                self._records.forget(known.job)
             else:
                 lost.append(known)
         for record in records:

@@ -1,4 +1,4 @@
-"""The leader: holds the lease, reads the view, asks the policies, writes the next revision.
+"""The leader: reads the view, asks the policies, writes the next revision.
 
 Snapshot, pure decision, guarded write. The leader keeps no state that matters: the next leader
 continues from the stored records. While the cluster is paused it opens no new plan; live plans
@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import structs
 
-from tmd.core.alerts.breaker import BreakerRules
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.adoption import shrunk
-from tmd.core.planning.election import (
-    Answer,
-    GivingWay,
-    Granted,
-    Lease,
-    next_attempt,
-    updated,
-)
 from tmd.core.planning.migration import is_live
+from tmd.core.planning.planning import may_be_unlisted
 from tmd.core.planning.readiness import NO_FIT_STANDBY, SHRUNK
 from tmd.core.planning.record_versions import (
     LastHeard,
@@ -39,15 +32,14 @@ from tmd.core.planning.record_versions import (
 )
 from tmd.core.planning.status_reads import next_reads
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
-from tmd.core.values.reasons import in_words
-from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
+from tmd.core.values.view_checks import ENDED
+from tmd.daemon.bus import Store, Topic, Wake
+from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
 from tmd.daemon.policy_runner import open_breaker_if_tripped, rulings
-from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 
@@ -57,10 +49,10 @@ ByJob = Mapping[str, Sequence[Verdict]]
 
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
+MOST_UNLISTED = 100
+"""Ended jobs per turn that are taken off the list."""
 AGAIN_S = 0.05
 """Pause before the next turn if somebody else has written a record meanwhile."""
-SHORTEST_REST_S = 0.001
-"""A shorter rest may round to nothing, and this host would ask again at once."""
 
 NOT_REPLICATED = "store.not_replicated"
 REPLICATED = "records and leases reach a replica, or this host no longer leads"
@@ -68,125 +60,6 @@ OVER = {
     NO_FIT_STANDBY: "each rank has a fit standby, or the job no longer trains",
     SHRUNK: "each rank has a worker of its own, or the job no longer trains",
 }
-
-
-class LeaderConfig(Struct, frozen=True):
-    holder: str
-    """Unique name of this candidate: host and incarnation."""
-    ttl_s: float
-    renew_s: float
-    poll_s: float
-    limits: PlanLimits
-    shadow_goals: ShadowGoals = ShadowGoals()
-    breaker: BreakerRules = BreakerRules()
-    may_lead: bool = True
-
-
-class Candidate:
-    """Keeps the lease for as long as it can. ``lease`` is what this process may assume."""
-
-    def __init__(
-        self, store: Store, config: LeaderConfig, records: Records, store_health: StoreHealth
-    ) -> None:
-        self.lease = Lease()
-        self.elected = WakeEvent()
-        self.vacant = WakeEvent()
-        """Rings when the leader stepped down."""
-        self._store = store
-        self._config = config
-        self.records = records
-        self._store_health = store_health
-        self._led = False
-        self._asking = False
-        """Whether a lease may have been granted whose answer has not come."""
-        self._way = GivingWay()
-
-    @property
-    def holder(self) -> str:
-        """The name under which it holds the lease."""
-        return self._config.holder
-
-    @property
-    def unreplicated(self) -> str:
-        """Why the lease may be lost if Redis fails over; empty if it is not."""
-        return self._store.unreplicated
-
-    @property
-    def leading(self) -> bool:
-        return self.lease.held(asyncio.get_running_loop().time())
-
-    async def run(self) -> None:
-        """Run until cancelled, then give the lease back."""
-        try:
-            while True:
-                if (rest := self._way.rest(asyncio.get_running_loop().time())) > 0:
-                    await self._abstain(rest)
-                    continue
-                answer = await self._ask()
-                if self._way.rest(asyncio.get_running_loop().time()) > 0:
-                    await self.step_down()  # it was asked for before, and granted since
-                    continue
-                wait_s = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
-                await self.vacant.wait(wait_s)
-        finally:
-            await asyncio.shield(self.step_down())
-
-    async def _abstain(self, rest: float) -> None:
-        """Wait a part of ``rest``, and look whether another one leads."""
-        await asyncio.sleep(max(SHORTEST_REST_S, min(rest, self._config.renew_s)))
-        try:
-            leader = await self._store.leader()
-        except StoreUnavailable as error:
-            await self._store_health.failed(StoreLoop.LEASE, error)
-            return
-        self._store_health.worked(StoreLoop.LEASE)
-        now = asyncio.get_running_loop().time()
-        self._way = self._way.saw(leader, now, self._config.ttl_s)
-
-    async def _ask(self) -> Answer | None:
-        config = self._config
-        sent_at = asyncio.get_running_loop().time()
-        floor = max(self.records.obeyed, self.lease.epoch)
-        self._asking = True
-        try:
-            answer = await self._store.acquire(config.holder, ttl_s=config.ttl_s, floor=floor)
-        except StoreUnavailable as error:
-            await self._store_health.failed(StoreLoop.LEASE, error)
-            self._note(self.leading)
-            return None
-        self._asking = False
-        self._store_health.worked(StoreLoop.LEASE)
-        self.lease = updated(self.lease, answer, sent_at=sent_at, ttl_s=config.ttl_s)
-        self._way = self._way.after(answer)
-        self._note(isinstance(answer, Granted))
-        return answer
-
-    def _note(self, leading: bool) -> None:
-        if leading and not self._led:
-            log.info("leading", lease_epoch=self.lease.epoch)
-            self.elected.ring()
-        elif self._led and not leading:
-            log.warning("no longer leading", lease_epoch=self.lease.epoch)
-        self._led = leading
-
-    def gives_way_to(self, hosts: frozenset[str]) -> bool:
-        """Whether to leave the lease to ``hosts``: once, unless one of them leads meanwhile."""
-        now = asyncio.get_running_loop().time()
-        self._way, gives = self._way.to(hosts, now, self._config.ttl_s)
-        return gives
-
-    async def step_down(self, fence: int = 0) -> None:
-        """Stop leading; the next lease, of this host or another, has an epoch above ``fence``."""
-        held, self._led = self._led or self._asking, False
-        self.lease = Lease(epoch=max(self.lease.epoch, fence))
-        if not held:
-            return
-        try:
-            async with asyncio.timeout(1.0):
-                await self._store.release(self._config.holder)
-            log.info("lease released")
-        except (StoreUnavailable, TimeoutError) as error:
-            log.warning("lease not released, it will expire", error=in_words(error))
 
 
 class Leader:
@@ -281,6 +154,7 @@ class Leader:
         self.counter.follow(mine)
         after = await self._decide(view, mine)
         self._findings.hold(self._unprotected(view, after))
+        await self._unlist_ended(after)
         # After the decisions, since it may take a moment.
         await self._store.look_for_replica()
         self._note_replication(self._store.unreplicated or self._candidate.unreplicated)
@@ -344,12 +218,32 @@ class Leader:
                 try:
                     view = await self._write(view, after)
                 except Conflict as error:
-                    self._outrun = True
-                    log.info("the record changed in the meantime, deciding again", error=str(error))
+                    view = await self._with_unlisted(view, job, error)
             jobs = [job for job in jobs if view.record(job) is not before.record(job)]
             if not jobs:
                 break
         return view
+
+    async def _with_unlisted(self, view: ClusterView, job: str, why: Conflict) -> ClusterView:
+        """``view``, with the record of an ended run of ``job`` that is not listed any more."""
+        unknown = view.record(job) is None
+        stored = await self._store.jobs_named([job] if unknown else [])
+        for record in stored.records:
+            if record.state in ENDED:
+                return view.with_record(record)
+        self._outrun = not stored.unread
+        log.info("the record changed in the meantime, deciding again", error=str(why))
+        return view
+
+    async def _unlist_ended(self, view: ClusterView) -> None:
+        """A leader looks at each listed job in each turn."""
+        if not (kept_s := self._config.list_ended_s):
+            return
+        now = time.time()
+        old = (record for record in view.jobs if may_be_unlisted(record, view, kept_s, now))
+        for record in islice(old, MOST_UNLISTED):
+            if await self._store.unlist_job(record):
+                log.info("ended job no longer listed", job=record.job, state=record.state.value)
 
     async def _write(self, view: ClusterView, after: JobRecord) -> ClusterView:
         record = view.record(after.job)

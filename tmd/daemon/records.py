@@ -5,6 +5,7 @@ The directives for this host's trainers and the workers to kill follow from them
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,9 @@ from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import ENDED
 from tmd.daemon.state_file import StateFile
 from tmd.wire import DirectiveOrder
+
+MANY = 1000
+"""So many lease epochs are kept in any case, also of jobs that ended long ago."""
 
 log = structlog.get_logger("tmd.executor")
 
@@ -50,13 +54,27 @@ class Records:
         return receipt
 
     def forget(self, job: str) -> None:
-        """Forget a job that has ended and is not in the store any more."""
+        """Forget a job that has ended and is not listed any more."""
         del self.jobs[job]
+
+    def forget_epochs(self, listed: Collection[str]) -> None:
+        """Once there are many, keep the lease epochs of jobs that are listed or have not ended, and
+        the highest: the next leader gets one above it."""
+        if len(self._obeyed) <= MANY:
+            return
+        kept, highest = {*listed, *self.under_way}, self.obeyed
+        left = {job: e for job, e in self._obeyed.items() if job in kept or e == highest}
+        if len(left) < len(self._obeyed):
+            self._obeyed = left
+            self._write()
 
     def _obey(self, record: JobRecord) -> None:
         if record.lease_epoch > self._obeyed.get(record.job, 0):
             self._obeyed[record.job] = record.lease_epoch
-            self._file.write(msgspec.json.encode(self._obeyed))
+            self._write()
+
+    def _write(self) -> None:
+        self._file.write(msgspec.json.encode(self._obeyed))
 
     def order(self, job: str, worker: str) -> DirectiveOrder | None:
         """The order for ``worker``; ``None`` while its job is unknown."""

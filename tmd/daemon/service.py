@@ -26,11 +26,12 @@ from tmd.core.values.model import HostStatus, Signal, Strategy
 from tmd.core.values.reasons import os_reason
 from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
 from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
+from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.executor import Executor
 from tmd.daemon.health import HostHealth
 from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
-from tmd.daemon.leader import Candidate, Leader, LeaderConfig
+from tmd.daemon.leader import Leader
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.publisher import Publisher, PublisherConfig
 from tmd.daemon.records import Records
@@ -214,6 +215,7 @@ def _leader_config(settings: Settings, holder: str) -> LeaderConfig:
         shadow_goals=settings.shadow.goals(),
         breaker=settings.breaker.rules(),
         may_lead=settings.leader.candidate,
+        list_ended_s=settings.leader.list_ended_h * 3600,
     )
 
 

@@ -26,8 +26,8 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon import lua, redis_errors
-from tmd.daemon.bus import Topic, Wake
+from tmd.daemon import lua, lua_records, redis_errors
+from tmd.daemon.bus import UNLISTED_S, Topic, Wake
 from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.job_records import Known, ReadRecord, RecordReader, StoredJobs, demands, marks
 from tmd.daemon.redis_client import connect, disconnect
@@ -107,7 +107,7 @@ class RedisStore:
     async def _snapshot_of(self, hosts: Collection[str] | None, known: Known) -> Any:
         keys = ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         wanted = ("",) if hosts is None else (len(hosts), *hosts)
-        return await self._run(lua.SNAPSHOT, keys, *wanted, *marks(known))
+        return await self._run(lua_records.SNAPSHOT, keys, *wanted, *marks(known))
 
     def _requests(self, reply: Sequence[bytes], kind: type[Request]) -> tuple[Request, ...]:
         found: dict[str, Request] = self._codec.named(paired(reply), kind, lambda r: r.host)
@@ -115,13 +115,15 @@ class RedisStore:
 
     async def jobs(self) -> StoredJobs:
         async def ask(known: Known) -> Any:
-            return await self._run(lua.JOBS, ["jobs"], *marks(known))
+            return await self._run(lua_records.JOBS, ["jobs"], *marks(known))
 
         return (await self._records.all(ask, lambda reply: reply))[1]
 
     async def jobs_named(self, names: Collection[str]) -> StoredJobs:
         async def ask(known: Known) -> Any:
-            return await self._run(lua.JOBS_NAMED, [], *demands(names, known)) if names else ()
+            return (
+                await self._run(lua_records.JOBS_NAMED, [], *demands(names, known)) if names else ()
+            )
 
         return await self._records.named(names, ask)
 
@@ -192,7 +194,7 @@ class RedisStore:
     ) -> None:
         new = ReadRecord.of(record, self._codec.sealed(record))
         outcome, stored = await self._run_replicated(
-            lua.PUT_JOB,
+            lua_records.PUT_JOB,
             [f"job:{record.job}", "jobs"],
             record.job,
             record.lease_epoch,
@@ -228,18 +230,17 @@ class RedisStore:
 
     async def restore_job(self, record: JobRecord) -> bool:
         known = ReadRecord.of(record, self._codec.sealed(record))
-        restored = await self._run(
-            lua.RESTORE_JOB,
-            [f"job:{record.job}", "jobs"],
-            record.job,
-            record.lease_epoch,
-            record.revision,
-            known.record,
-            known.seal,
-        )
+        keys = [f"job:{record.job}", "jobs"]
+        args = (record.job, record.lease_epoch, record.revision, known.record, known.seal)
+        restored = await self._run(lua_records.RESTORE_JOB, keys, *args)
         if restored < 0:
             raise self._codec.forged_error(JobRecord, f"job:{record.job}")
         return bool(restored)
+
+    async def unlist_job(self, record: JobRecord) -> bool:
+        keys = [f"job:{record.job}", "jobs"]
+        args = (record.job, record.revision, _ms(UNLISTED_S))
+        return bool(await self._run(lua_records.UNLIST_JOB, keys, *args))
 
     async def publish_alert(self, alert: Alert) -> None:
         channel = f"tmd:{self._cluster}:alerts"

@@ -18,7 +18,7 @@ from tmd.core.alerts.notices import Announced, Notice, of_alerts, of_migrations,
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
 from tmd.daemon.bus import Store, WakeEvent
-from tmd.daemon.leader import Candidate
+from tmd.daemon.candidate import Candidate
 from tmd.daemon.store_health import StoreHealth
 from tmd.schema import Secret
 

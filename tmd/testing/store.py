@@ -44,6 +44,7 @@ class MemoryStore:
         """Restarted empty."""
         self.hosts: dict[str, tuple[bytes, float]] = {}
         self.records: dict[str, bytes] = {}
+        self.unlisted: set[str] = set()
         self.fences: dict[str, int] = {}
         self.drains: dict[str, DrainRequest] = {}
         self.rehearsals: dict[str, RehearsalRequest] = {}
@@ -129,7 +130,8 @@ class MemoryClient:
     async def jobs(self) -> StoredJobs:
         await self._reach()
         records = self._store.records
-        return sorted_out(read_record(records[job]) for job in sorted(records))
+        listed = sorted(records.keys() - self._store.unlisted)
+        return sorted_out(read_record(records[job]) for job in listed)
 
     async def jobs_named(self, names: Collection[str]) -> StoredJobs:
         await self._reach()
@@ -195,9 +197,17 @@ class MemoryClient:
     async def restore_job(self, record: JobRecord) -> bool:
         await self._reach()
         if self._revision(record.job) >= record.revision:
+            self._store.unlisted.discard(record.job)
             return False
         self._write(record, max(record.lease_epoch, self._store.fences.get(record.job, 0)))
         self._store.wake_leader()
+        return True
+
+    async def unlist_job(self, record: JobRecord) -> bool:
+        await self._reach()
+        if self._revision(record.job) != record.revision:
+            return False
+        self._store.unlisted.add(record.job)
         return True
 
     def _revision(self, job: str) -> int:
@@ -206,6 +216,7 @@ class MemoryClient:
 
     def _write(self, record: JobRecord, fence: int) -> None:
         self._store.records[record.job] = json.encode(record)
+        self._store.unlisted.discard(record.job)
         self._store.fences[record.job] = fence
 
     async def publish_alert(self, alert: Alert) -> None:

@@ -65,7 +65,7 @@ def steer(
     """
     facts = PlanFacts(view, record.job, silences)
     if record.state in ENDED:
-        return form(view, record.job, before=record) or record
+        return form(view, record.job, before=record) or dated(record, now)
     changed = (
         _ended(record, facts, now)
         or _abandoned(record, view, facts, age, limits)
@@ -77,6 +77,8 @@ def steer(
     )
     if changed.plan is record.plan and changed.state is record.state:
         changed = _pooled(changed, view, facts, wanted, limits.silent_s)
+    if changed.state in ENDED:
+        changed = structs.replace(changed, ended_at=now)
     if changed == record:
         return record
     return structs.replace(changed, revision=record.revision + 1)
@@ -112,6 +114,20 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
         detail = f"{', '.join(bad)} failed after the end of training"
         return structs.replace(record, state=JobState.FAILED, detail=detail)
     return structs.replace(record, state=JobState.FINISHED, detail="")
+
+
+def dated(record: JobRecord, now: float) -> JobRecord:
+    """The next revision of the record of an ended job, with the time of its end; ``record`` itself
+    if it has one. An operator, and a leader of an earlier release, end a job without."""
+    if record.ended_at:
+        return record
+    return structs.replace(record, ended_at=now, revision=record.revision + 1)
+
+
+def may_be_unlisted(record: JobRecord, view: ClusterView, kept_s: float, now: float) -> bool:
+    """Whether the job ended ``kept_s`` seconds ago, and no host reports a worker of it."""
+    over = record.state in ENDED and 0 < record.ended_at <= now - kept_s
+    return over and not view.workers(record.job)
 
 
 def _abandoned(

@@ -311,8 +311,8 @@ class JobRecord(Struct, frozen=True):
     lost: dict[str, float] = {}  # cause -> rank seconds, counted by all leaders of this run
     credited: tuple[Credit, ...] = ()
     """The latest leaders that added to ``lost``, by lease epoch."""
-    dismissed: tuple[str, ...] = ()
-    """Workers without a rank that are to exit, since their hosts are drained with ``leave``."""
+    dismissed: tuple[str, ...] = ()  # without a rank, and to exit: drained with ``leave``
+    ended_at: float = 0.0  # wall-clock time at which a leader saw its end; 0 before
 
     @property
     def parties(self) -> tuple[Member, ...]:
