@@ -13,7 +13,6 @@ from tmd_policies.replace_failed import ReplaceFailed
 
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
-from tests.values import record
 from tmd.core.planning.election import Lease
 from tmd.core.planning.goodput import LossCause
 from tmd.core.planning.record_versions import REMEMBERED_S
@@ -197,19 +196,24 @@ async def test_one_turn_takes_every_possible_step(scene):
 
 async def test_a_job_that_ended_long_ago_is_not_listed_until_its_name_is_used_again(scene):
     """A leader looks at each listed job in each turn. Epochs and revisions of the name continue."""
+    running = await scene.record
+    old = structs.replace(
+        running, state=JobState.FINISHED, revision=running.revision + 1, ended_at=1.0
+    )
+    await scene.store.put_job(old, expected=running.revision)
     for host in ("h1", "h2", "h3"):
-        scene.workers[host] = structs.replace(scene.workers[host], activity=Activity.STARTING)
-    old = record("h7", "h8", state=JobState.FINISHED, revision=5, proposed=4, ended_at=1.0)
-    await scene.store.put_job(old, expected=0)
+        await scene.fall_silent(host)
     await scene.leader.turn()
     listed = (await scene.store.jobs()).records
     for host in ("h1", "h2"):
+        scene.workers[host] = worker_status(f"{host}/job/0.b")
         await scene.put(host)
     await scene.leader.turn()
-    (new,) = (await scene.store.jobs()).records
+    new = await scene.record
 
     assert listed == ()
-    assert (new.state, new.revision, new.membership.epoch) == (JobState.RUNNING, 6, 5)
+    assert (new.state, new.revision) == (JobState.RUNNING, old.revision + 1)
+    assert new.membership.epoch == old.proposed + 1
 
 
 async def test_a_deadline_is_kept_without_a_wake_up(scene):
