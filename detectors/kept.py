@@ -38,7 +38,7 @@ def recall(file: Path, kind: type[Memory], boot: str) -> Memory:
     """The value saved in this boot; an empty one after a new boot, or if it cannot be read."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # also for text that is no JSON, or not UTF-8
         return kind(boot)
     return kept if kept.boot == boot else kind(boot)
 
@@ -67,12 +67,11 @@ class KeptFile(Generic[Memory]):
     def keep(self, memory: Memory) -> Iterator[Signal]:
         """Save ``memory`` as a value of this boot, if it differs from what the file has."""
         memory = structs.replace(memory, boot=self.memory.boot)
-        if memory == self.memory:
-            return
         problem = ""
-        try:
-            keep(self._file, memory)
-            self.memory = memory
-        except OSError as error:
-            problem = f"{self._risk}: {self._file}: {os_reason(error)}"
+        if memory != self.memory:
+            try:
+                keep(self._file, memory)
+                self.memory = memory
+            except OSError as error:
+                problem = f"{self._risk}: {self._file}: {os_reason(error)}"
         yield from self._not_kept.report(problem)

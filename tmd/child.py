@@ -22,7 +22,7 @@ CHUNK = 65_536
 LOOK_S = 0.05
 """Interval at which a child is polled if the kernel has no pidfds."""
 _left: list[subprocess.Popen[bytes]] = []
-"""Killed children that have not ended: a driver may hold them. Reaped once they do."""
+"""Children that were given up and have not ended: a driver may hold them. Reaped once they do."""
 
 
 class Child:

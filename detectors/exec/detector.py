@@ -166,16 +166,17 @@ class ExecFindings:
     def __init__(self, check: ExecCheck) -> None:
         self._check = check
         self._health = CheckHealth.HEALTHY
-        self._unusable = False
+        self._unusable = ""
+        """Why the check last failed to run; empty if it ran."""
 
     def observe(self, outcome: CheckOutcome) -> Iterator[Signal]:
         """A check that failed to run leaves the host's findings unchanged."""
         unusable = outcome.health is CheckHealth.UNKNOWN
-        if unusable != self._unusable:
-            self._unusable = unusable
+        why = f"check {self._check.name}: {outcome.message}" if unusable else ""
+        if why != self._unusable:
+            self._unusable = why
             entity = f"check:{self._check.name}"
-            text = f"check {self._check.name}: {outcome.message}" if unusable else ""
-            yield Signal(UNUSABLE_CODE, entity, Severity.WARNING, _state(unusable), text)
+            yield Signal(UNUSABLE_CODE, entity, Severity.WARNING, _state(unusable), why)
         if unusable or outcome.health is self._health:
             return
         before, self._health = self._health, outcome.health
@@ -216,8 +217,8 @@ class CheckRunner:
         if self._warden is not None and self._warden.runs:
             return CheckOutcome(
                 CheckHealth.UNKNOWN,
-                "does not run again until its last run has ended, of which no signal ends a "
-                f"process: see 'ps --ppid {self._warden.pid} -o pid,stat,wchan,args'",
+                "is not run again, as a process of its last run cannot be killed: see "
+                f"'ps --ppid {self._warden.pid} -o pid,stat,wchan,args'",
             )
         # The daemon's environment may contain secrets.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}

@@ -20,7 +20,7 @@ from ..trouble import Trouble
 from .child import Request
 from .counters import RULES
 from .judge import NicRules
-from .links import DOWN, LinkLimits
+from .links import LinkLimits
 from .memory import RememberedPorts
 from .probe import NicProbe
 from .snapshot import ScopeReading
@@ -105,8 +105,8 @@ class NicDetector(Detector):
         return None if folder.is_dir() else f"there is no {folder}: mount sysfs"
 
     def declared_healthy(self, code: str) -> None:
-        if self._ports is not None and code in ("", f"nic.{DOWN}"):
-            self._ports.findings.forget_down()
+        if self._ports is not None:
+            self._ports.findings.forget(code)
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config

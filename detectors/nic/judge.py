@@ -10,7 +10,7 @@ from msgspec import Struct
 from tmd.plugin import Severity, Signal, State
 
 from .counters import CounterHistory, NicFinding
-from .links import LinkHistory, LinkLimits
+from .links import DOWN, LinkHistory, LinkLimits
 from .snapshot import Medium, Port, Snapshot
 
 GONE, NODES = "gone", "devices_missing"
@@ -29,19 +29,45 @@ class NicRules(Struct, frozen=True):
     links: LinkLimits = LinkLimits()
 
 
+class KnownPort(Struct, frozen=True):
+    """What must survive a restart of the daemon, about a port that has been up."""
+
+    identity: str
+    name: str
+    medium: Medium
+    nodes: tuple[str, ...] = ()
+    """Its character devices, when none was missing."""
+
+
 class _Memory:
     """The known state of one port."""
 
-    def __init__(self, port: Port, rules: NicRules, *, was_up: bool) -> None:
+    def __init__(self, port: Port, rules: NicRules, *, was_up: bool = False) -> None:
         self.port = port
-        self.link = LinkHistory(rules.links, expected=was_up or port.name in rules.expect)
+        self.link = LinkHistory(rules.links, was_up=was_up)
         self.counters = CounterHistory(rules.quiet_s)
         self.raised: dict[str, Severity] = {}
-        self.seen_at = 0.0
+        self.seen_at: float | None = None
+        """When the port was last there, or first missed."""
         self.misses = 0
         self.node_misses = 0
         self._nodes: dict[str, set[str]] = {}
         """Character devices by kind, as last seen when none of that kind was missing."""
+        self._rules = rules
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it should be there, and up."""
+        return self.link.was_up or self.port.name in self._rules.expect
+
+    @property
+    def known(self) -> KnownPort:
+        nodes = sorted(node for kind in self._nodes.values() for node in kind)
+        return KnownPort(self.port.identity, self.port.name, self.port.medium, tuple(nodes))
+
+    def forget_nodes(self) -> None:
+        """Expect only the character devices that are there now."""
+        self._nodes = {}
 
     def missing_nodes(self, nodes: Sequence[str]) -> list[str]:
         """The character devices that the port had and lacks now, where it has only ``nodes``.
@@ -65,26 +91,35 @@ class _Memory:
 class NicFindings:
     """Turns snapshots into signals."""
 
-    def __init__(self, rules: NicRules, were_up: Iterable[str] = ()) -> None:
-        """``were_up``: identities of ports that have been up since the host booted."""
+    def __init__(self, rules: NicRules, known: Iterable[KnownPort] = ()) -> None:
+        """``known``: ports that have been up since the host booted."""
         self._rules = rules
-        self.were_up = set(were_up)
         self._ports: dict[str, _Memory] = {}
         """What is remembered of each port, by its identity."""
+        self._forgotten: set[str] = set()
+        """Identities of ports that an operator does not expect after a restart."""
+        for each in known:
+            port = Port(each.name, each.identity, each.medium)
+            self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
+            memory.missing_nodes(each.nodes)
+
+    @property
+    def known(self) -> tuple[KnownPort, ...]:
+        """To be passed to the findings after a restart."""
+        ports = [(identity, self._ports[identity]) for identity in sorted(self._ports)]
+        return tuple(p.known for i, p in ports if p.link.was_up and i not in self._forgotten)
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
         present = {port.identity: port for port in snapshot.ports}
+        yield from self._left_alone(set(snapshot.outside) - present.keys())
         yield from self._found_at_last({port.name for port in snapshot.ports})
         present |= self._never_seen(snapshot)
-        yield from self._renumbered(present)
+        yield from self._renamed(present)
         for identity, port in present.items():
             memory = self._ports.get(identity)
             if memory is None:
-                memory = self._ports[identity] = _Memory(
-                    port, self._rules, was_up=identity in self.were_up
-                )
-                memory.seen_at = now
+                memory = self._ports[identity] = _Memory(port, self._rules)
             if port.state == GONE:
                 yield from self._missing(memory, now)
             else:
@@ -92,19 +127,37 @@ class NicFindings:
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
 
-    def _renumbered(self, present: Mapping[str, Port]) -> Iterator[Signal]:
-        """End the findings of ports that have another name now; what still holds is raised anew.
-
-        Before any is raised: two ports may have swapped their names.
-        """
-        for identity, port in present.items():
-            memory = self._ports.get(identity)
-            if memory is not None and memory.port.name != port.name:
+    def _left_alone(self, outside: Iterable[str]) -> Iterator[Signal]:
+        """Forget the ports that are out of scope now: the default route may have moved to one."""
+        for identity in outside:
+            memory = self._ports.pop(identity, None)
+            if memory is not None:
                 yield from self._changes(memory, {})
 
-    def forget_down(self) -> None:
-        """Stop expecting the ports that are not up now: after a restart they count as unused."""
-        self.were_up &= {i for i, memory in self._ports.items() if memory.port.up is True}
+    def _renamed(self, present: Mapping[str, Port]) -> Iterator[Signal]:
+        """End the findings of ports that have another name now; what still holds is raised anew.
+
+        Before any is raised: two ports may have swapped their names. One that is missing loses its
+        name to the port that has it now.
+        """
+        taken = {port.name for port in present.values()}
+        for identity, memory in self._ports.items():
+            port, name = present.get(identity), memory.port.name
+            if port is not None and port.name != name:
+                yield from self._changes(memory, {})
+            elif port is None and name in taken:
+                yield from self._changes(memory, {})
+                memory.port = memory.port._replace(name=identity)
+
+    def forget(self, code: str) -> None:
+        """An operator has declared the host healthy: ports that findings of ``code``, or all if it
+        is empty, have reported as down or gone count as unused after a restart."""
+        for identity, memory in self._ports.items():
+            down, gone = memory.misses == 0 and memory.port.up is not True, memory.misses > 0
+            if (down and code in ("", f"nic.{DOWN}")) or (gone and code in ("", f"nic.{GONE}")):
+                self._forgotten.add(identity)
+            if code in ("", f"nic.{NODES}"):
+                memory.forget_nodes()
 
     def _never_seen(self, snapshot: Snapshot) -> dict[str, Port]:
         """Placeholders for expected ports that have been missing since the start."""
@@ -125,10 +178,9 @@ class NicFindings:
     def _present(self, memory: _Memory, port: Port, now: float) -> Iterator[Signal]:
         memory.port, memory.seen_at, memory.misses = port, now, 0
         if port.up is True:
-            self.were_up.add(port.identity)
-        holds = memory.link.observe(
-            port.up, port.counters.get("link_downed"), port.rate_mb, now
-        ) | memory.counters.observe(port.counters, now)
+            self._forgotten.discard(port.identity)
+        holds = memory.link.observe(port, now, expected=memory.is_expected)
+        holds |= memory.counters.observe(port.counters, now)
         missing = memory.missing_nodes(port.nodes)
         memory.node_misses = memory.node_misses + 1 if missing else 0
         if memory.node_misses >= MISSES:
@@ -138,8 +190,9 @@ class NicFindings:
 
     def _missing(self, memory: _Memory, now: float) -> Iterator[Signal]:
         memory.misses += 1
+        memory.seen_at = now if memory.seen_at is None else memory.seen_at
         lasts = now - memory.seen_at
-        if not memory.link.expected or GONE in memory.raised:
+        if not memory.is_expected or GONE in memory.raised:
             return
         if memory.misses >= MISSES and lasts >= self._rules.links.down_hold_s:
             gone = NicFinding(Severity.FATAL, f"missing for {lasts:.0f} s")

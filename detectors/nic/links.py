@@ -13,6 +13,7 @@ from msgspec import Struct
 from tmd.plugin import Severity
 
 from .counters import NicFinding
+from .snapshot import Port
 
 DOWN, DROP, FLAP, SLOW = "down", "drop", "flap", "slow"
 
@@ -30,12 +31,12 @@ class LinkLimits(Struct, frozen=True):
 
 
 class LinkHistory:
-    """The link of one port. ``expected`` from the start only if the operator said so: the first
-    observed state of a port is never a fault by itself."""
+    """The link of one port. The first observed state of a port is never a fault by itself."""
 
-    def __init__(self, limits: LinkLimits, *, expected: bool) -> None:
+    def __init__(self, limits: LinkLimits, *, was_up: bool) -> None:
         self._limits = limits
-        self._expected = expected
+        self.was_up = was_up
+        """Whether the port has been up since the host booted."""
         self._down_since: float | None = None
         self._unbroken: tuple[float, int | None] = (0.0, None)
         """Since when ``link_downed`` has had this value in the current outage."""
@@ -46,26 +47,23 @@ class LinkHistory:
         self._best_rate = 0.0
         self._slow_since: float | None = None
 
-    @property
-    def expected(self) -> bool:
-        """Whether the port has been up or the operator expects it."""
-        return self._expected
-
-    def observe(
-        self, up: bool | None, link_downed: int | None, rate_mb: float | None, now: float
-    ) -> dict[str, NicFinding]:
-        """The findings that hold after this reading."""
+    def observe(self, port: Port, now: float, *, expected: bool) -> dict[str, NicFinding]:
+        """The findings that hold after this reading. ``expected``: it should be up, even if it has
+        not been."""
+        up, link_downed = port.up, port.counters.get("link_downed")
         if up is True:
             self._came_up(now)
-        elif up is False and self._expected and self._down_since is None:
+        elif not (expected or self.was_up):
+            self._down_since = None
+        elif up is False and self._down_since is None:
             self._down_since = now
             self._unbroken = (now, link_downed)
         elif link_downed is not None and link_downed != self._unbroken[1]:
             self._unbroken = (now, link_downed)  # it was up in between: not one long outage
-        return {**self._outage(now), **self._past(now), **self._rate(up, rate_mb, now)}
+        return {**self._outage(now), **self._past(now), **self._rate(up, port.rate_mb, now)}
 
     def _came_up(self, now: float) -> None:
-        self._expected = True
+        self.was_up = True
         if self._down_since is None:
             return
         if now - self._down_since >= self._limits.flap_down_s:

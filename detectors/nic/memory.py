@@ -8,7 +8,7 @@ from pathlib import Path
 from tmd.plugin import Signal
 
 from ..kept import Kept, KeptFile
-from .judge import NicFindings, NicRules
+from .judge import KnownPort, NicFindings, NicRules
 from .snapshot import Snapshot
 
 NOT_KEPT = "nic.ports_not_kept"
@@ -19,8 +19,8 @@ RISK = (
 
 
 class NicMemory(Kept, frozen=True):
-    were_up: tuple[str, ...] = ()
-    """Identities of the ports that have been up since the host booted."""
+    ports: tuple[KnownPort, ...] = ()
+    """The ports that have been up since the host booted."""
 
 
 class RememberedPorts:
@@ -28,9 +28,9 @@ class RememberedPorts:
 
     def __init__(self, rules: NicRules, file: Path) -> None:
         self._kept = KeptFile(file, NicMemory, NOT_KEPT, RISK)
-        self.findings = NicFindings(rules, self._kept.memory.were_up)
+        self.findings = NicFindings(rules, self._kept.memory.ports)
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
         yield from self.findings.observe(snapshot, now)
-        yield from self._kept.keep(NicMemory(were_up=tuple(sorted(self.findings.were_up))))
+        yield from self._kept.keep(NicMemory(ports=self.findings.known))

@@ -46,18 +46,24 @@ class NicReader:
     def read(self) -> Snapshot:
         """All ports in scope, RDMA ports first. An RDMA port includes its interface."""
         taken: set[str] = set()
+        outside: list[str] = []
         default = _default_route(self._proc, self._net)
-        ports = list(self._rdma_ports(default, taken))
+        ports = list(self._rdma_ports(default, taken, outside))
         for interface in _names(self._net):
-            if interface not in taken and self._wanted((interface,), interface in default):
-                folder = f"{self._net}/{interface}"
-                physical = os.path.exists(f"{folder}/device") and not _is_virtual_function(
-                    f"{folder}/device"
-                )
-                plain = _text(f"{folder}/type") == ETHERNET_TYPE
-                if self._scope.interfaces or (physical and plain):
-                    ports.append(self._ethernet(interface))
-        return Snapshot(ports=tuple(ports))
+            if (
+                interface not in taken
+                and self._wanted((interface,), interface in default)
+                and (self._scope.interfaces or self._is_physical(f"{self._net}/{interface}"))
+            ):
+                ports.append(self._ethernet(interface))
+            else:
+                outside.append(interface)
+        return Snapshot(tuple(ports), tuple(outside))
+
+    def _is_physical(self, folder: str) -> bool:
+        device = f"{folder}/device"
+        plain = _text(f"{folder}/type") == ETHERNET_TYPE
+        return plain and os.path.exists(device) and not _is_virtual_function(device)
 
     def _wanted(self, names: Sequence[str], default_route: bool) -> bool:
         """Whether a port is in scope. ``names``: its own, and its interface's if it has one."""
@@ -86,8 +92,9 @@ class NicReader:
 
     # --- InfiniBand, RoCE, EFA ----------------------------------------------------------------
 
-    def _rdma_ports(self, default: set[str], taken: set[str]) -> Iterator[Port]:
-        """Ports in scope; adds to ``taken`` the interfaces that belong to any RDMA device."""
+    def _rdma_ports(self, default: set[str], taken: set[str], outside: list[str]) -> Iterator[Port]:
+        """Ports in scope; adds the identities of others to ``outside``, and to ``taken`` the
+        interfaces that belong to any RDMA device."""
         nodes = self._nodes()
         for device in _names(self._rdma):
             folder = f"{self._rdma}/{device}"
@@ -100,6 +107,8 @@ class NicReader:
                 own = self._interface_of(interfaces, number)
                 if self._wanted((name, own) if own else (name,), own in default):
                     yield self._rdma_port(device, number, own, nodes.get(name, ()))
+                else:
+                    outside.append(_identity(folder, name, number))
 
     def _rdma_port(
         self, device: str, number: str, interface: str | None, nodes: tuple[str, ...]
@@ -116,13 +125,12 @@ class NicReader:
             # EFA always reports ACTIVE: only its interface, if it has one, shows the state.
             state, phys = _text(f"{self._net}/{interface}/operstate") if interface else "", ""
             up = UP_STATES.get(state)
-        guid = _text(f"{folder}/node_guid")
         places = [f"{port}/counters", f"{port}/hw_counters", f"{folder}/hw_counters"]
         if interface is not None:
             places.append(f"{self._net}/{interface}")
         return Port(
             name=name,
-            identity=f"{guid}/{number}" if guid.strip("0:") else name,
+            identity=_identity(folder, name, number),
             medium=medium,
             up=up,
             state=", ".join(filter(None, (state, phys))),
@@ -181,6 +189,12 @@ class NicReader:
 
     def _near(self, device: str) -> tuple[str, ...]:
         return nearest(os.path.realpath(device), self._gpus) if self._gpus else ()
+
+
+def _identity(folder: str, name: str, number: str) -> str:
+    """Of port ``number`` of an RDMA device: see :class:`Port`."""
+    guid = _text(f"{folder}/node_guid")
+    return f"{guid}/{number}" if guid.strip("0:") else name
 
 
 def _names(folder: str) -> list[str]:

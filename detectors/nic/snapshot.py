@@ -39,6 +39,9 @@ class Port(NamedTuple):
 
 class Snapshot(NamedTuple):
     ports: tuple[Port, ...] = ()
+    outside: tuple[str, ...] = ()
+    """Identities of ports that are there, but out of scope, or part of the port of an RDMA
+    device."""
 
 
 class ScopeReading(NamedTuple):

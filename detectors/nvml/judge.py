@@ -87,7 +87,9 @@ class Judge:
         self._shown = set(self._histories)
         """GPUs that NVML has shown since the host booted."""
         self._gone: set[str] = set()
-        """Those of them that the last reading did not show."""
+        """Those of them that the last reading did not show while the driver worked."""
+        self._broken = False
+        """The driver did not work at the last reading."""
         self._worked = bool(self._shown)
         """The driver has answered since then."""
 
@@ -100,9 +102,10 @@ class Judge:
     def forget(self, code: str) -> None:
         """Stop expecting what the findings of ``code``, or all if it is empty, have reported as
         lost: an operator has declared the host healthy."""
-        if code in ("", "nvml.missing", "nvml.driver"):
+        if code in ("", "nvml.missing"):
             self._shown -= self._gone
-            self._worked = bool(self._shown)
+        if code in ("", "nvml.driver") and self._broken:
+            self._shown, self._worked = set(), False
         for history in self._histories.values():
             if code in ("", "nvml.link_down"):
                 history.up -= history.down
@@ -112,8 +115,9 @@ class Judge:
     def observe(self, report: NvmlReport, now: float) -> Iterator[Signal]:
         self._worked = self._worked or not report.codes
         yield from self._report(HOST, self._about_host(report), report.codes)
-        self._gone = self._shown - {gpu.pci for gpu in report.gpus}
+        self._broken = bool(report.codes)
         if not report.codes:
+            self._gone = self._shown - {gpu.pci for gpu in report.gpus}
             for pci in sorted({*report.bound, *self._shown}):
                 missing = self._missing(pci, report)
                 yield from self._report(f"pci:{pci}", {"nvml.missing": missing}, {})

@@ -177,8 +177,20 @@ async def test_a_check_that_cannot_be_ended_does_not_run_again_before_it_has(tmp
     assert runs == "+"
     assert first == CheckOutcome(CheckHealth.UNKNOWN, "ran for more than 1 s")
     assert second.health is CheckHealth.UNKNOWN
-    assert "does not run again until its last run has ended" in second.message
+    assert "is not run again, as a process of its last run cannot be killed" in second.message
     assert third.health is CheckHealth.HEALTHY
+
+
+async def test_a_finding_says_that_a_late_check_is_not_run_again(tmp_path):
+    """The first message says only that it was late."""
+    hangs = shell("kill -STOP $PPID", timeout_s=0.1, every_s=0.01)
+    async with aclosing(ExecDetector().watch(FakeContext(ExecConfig(checks=(hangs,))))) as signals:
+        late, hung = await anext(signals), await anext(signals)
+        os.kill(int(hung.message.partition("--ppid ")[2].split()[0]), signal.SIGCONT)
+
+    assert "ran for more than 0.1 s" in late.message
+    assert "is not run again" in hung.message
+    assert (late.code, late.entity, late.state) == (hung.code, hung.entity, State.RAISED)
 
 
 async def test_checks_run_concurrently_but_never_twice_at_once(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack, aclosing
@@ -84,7 +85,7 @@ async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
 
 def remembers(file):
     """Whether a daemon that starts now knows of a port that has been up."""
-    return bool(recall(file, NicMemory, boot_id()).were_up)
+    return bool(recall(file, NicMemory, boot_id()).ports)
 
 
 async def up_and_then_down(tmp_path, detector):
@@ -104,6 +105,25 @@ async def test_a_port_that_is_down_when_the_daemon_restarts_stays_a_finding(tmp_
         again = await anext(signals)
 
     assert (again.code, again.severity, again.state) == ("nic.down", Severity.FATAL, State.RAISED)
+
+
+async def test_a_port_that_is_gone_when_the_daemon_restarts_stays_a_finding(tmp_path):
+    """A card that has fallen off the bus shows nothing that a new daemon could look at."""
+    context, tree, _ = one_port(tmp_path)
+    async with aclosing(NicDetector().watch(context)) as signals:
+        first = asyncio.create_task(anext(signals))
+        await until(lambda: (tmp_path / "ports.json").exists())
+        shutil.rmtree(tree.sys / "class/infiniband/mlx5_0")
+        before = await first
+    async with aclosing(NicDetector().watch(context)) as signals:
+        after = await anext(signals)
+
+    assert (before.code, before.severity) == ("nic.gone", Severity.FATAL)
+    assert (after.code, after.entity, after.severity) == (
+        before.code,
+        before.entity,
+        before.severity,
+    )
 
 
 @pytest.mark.parametrize("why", ["declared healthy", "a new boot", "half a file"])

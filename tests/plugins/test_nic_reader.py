@@ -158,6 +158,21 @@ def test_a_port_of_an_rdma_device_can_be_named_by_its_interface(tree):
     assert silent["mlx5_1/1"].counters["carrier_changes"] == 7
 
 
+def test_ports_that_are_there_but_not_watched_are_listed(tree):
+    """The default route, a virtual port, an excluded one, and the interface of an RDMA device."""
+    first, second = tree.pci("0000:00/0000:00:01.0"), tree.pci("0000:00/0000:00:02.0")
+    tree.rdma("mlx5_0", first)
+    tree.rdma("mlx5_1", second, layer="Ethernet", guid="b8ce:f603:00a1:0002")
+    tree.interface("eth5", second)
+    tree.interface("eth0", tree.pci("0000:00/0000:00:03.0"))
+    tree.interface("dummy0")
+    tree.default_route("eth0")
+    snapshot = NicReader(ScopeReading(exclude=("mlx5_0/*",)), RULES, tree.sys, tree.proc).read()
+
+    assert [port.name for port in snapshot.ports] == ["mlx5_1/1"]
+    assert set(snapshot.outside) == {"b8ce:f603:00a1:0001/1", "eth0", "eth5", "dummy0"}
+
+
 def test_a_file_that_returned_einval_is_never_read_again(tree):
     """The real EINVAL of a real sysfs file; then the file is skipped."""
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))

@@ -238,8 +238,8 @@ def test_what_an_operator_has_declared_healthy_is_not_reported_after_a_restart(h
     assert again.sees(times=2, links={0: False}, uncorrected=3) == link
 
 
-@pytest.mark.parametrize("code", ["nvml.missing", "nvml.driver", ""])
-def test_gpus_that_were_removed_on_purpose_are_forgotten(host, code):
+@pytest.mark.parametrize("code", ["nvml.driver", ""])
+def test_a_driver_that_was_unloaded_on_purpose_is_forgotten(host, code):
     gone = NvmlReport(codes={"nvmlInit": 9})
     host.shows(HEALTHY)
     host.shows(gone)
@@ -247,6 +247,20 @@ def test_gpus_that_were_removed_on_purpose_are_forgotten(host, code):
 
     assert host.judge.known == ()
     assert Host(known=host.judge.known).shows(gone) == [("driver", WARNING, RAISED)]
+
+
+def test_a_gpu_that_was_removed_on_purpose_is_forgotten_and_no_other(host):
+    """Also if the driver is unloaded just then: the errors of the others are not settled."""
+    other = GPU._replace(pci="0000:3c:00.0", uncorrected=0)
+    host.shows(NvmlReport(gpus=(GPU, other)))
+    host.shows(NvmlReport(gpus=(GPU._replace(uncorrected=3),)), times=3)
+    host.shows(NvmlReport(codes={"nvmlInit": 9}))
+    host.judge.forget("nvml.missing")
+    again = Host(known=host.judge.known)
+
+    assert [gpu.pci for gpu in host.judge.known] == [PCI]
+    assert again.shows(NvmlReport(codes={"nvmlInit": 9})) == [("driver", FATAL, RAISED)]
+    assert again.sees(uncorrected=3) == [("driver", FATAL, CLEARED), ("ecc", DEGRADED, RAISED)]
 
 
 def test_errors_that_a_reset_has_ended_are_not_reported_after_a_restart(host):
