@@ -272,8 +272,8 @@ def refuse_exposed(file: Path | None) -> None:
     if keys:
         raise ConfigError(
             f"{file} can be read by everybody and holds a secret, {', '.join(keys)}: keep it in "
-            "[cluster] secret_file or a TMD_<SECTION>__<KEY> variable, or chmod 640 the file, in a "
-            "group of those who run tmd"
+            "[cluster] secret_file or a TMD_<SECTION>__<KEY> variable, or give the file mode 640 "
+            "and the group of the users who run tmd"
         )
 
 

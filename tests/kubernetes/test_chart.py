@@ -170,6 +170,11 @@ def test_a_secret_of_ones_own_is_used_and_none_is_made() -> None:
     assert named == {"mine"}
 
 
+def test_with_a_secret_of_ones_own_the_url_may_be_dropped() -> None:
+    """As ``redis.url:`` without a value does it in a file of values."""
+    assert one(rendered("plain", "--set", "secret.existing=mine,redis.url=null"), "DaemonSet")
+
+
 # --- rights ---------------------------------------------------------------------------------------
 
 

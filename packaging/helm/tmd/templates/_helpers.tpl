@@ -57,7 +57,7 @@ redis+sentinel://:{{ index . 1 }}@{{ join "," $places }}/tmd/0?sentinel_password
 
 {{/* Where Redis is, without passwords. */}}
 {{- define "tmd.redis.place" -}}
-{{ .Values.redis.install }} {{ regexReplaceAll "//.*@" (regexFind "^[^?]*" .Values.redis.url) "//" }}
+{{ .Values.redis.install }} {{ regexReplaceAll "//.*@" (regexFind "^[^?]*" (.Values.redis.url | default "")) "//" }}
 {{- end }}
 
 {{/* Another value replaces the pods of daemons and operator, which read these only when they start. */}}
