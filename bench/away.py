@@ -148,7 +148,7 @@ def tell(report: Report, found: tuple[dict[str, Any], list[rivals.Line]]) -> dic
     grown = (alone - before) / len(RANKS)
     report.target(f"growth of a daemon <= {GROWTH_MB} MB", grown, GROWTH_MB, at_least=False)
     told = seen["told"]
-    wrong = sum(n != 1 for n in told.values()) + 2 * seen["findings"] - len(told)
+    wrong = sum(n != 1 for n in told.values()) + abs(2 * seen["findings"] - len(told))
     report.target("findings not published exactly once <= 0", float(wrong), 0.0, at_least=False)
     return {**parts, "ratio": ratio, "growth_mb": grown, "not once": wrong}
 

@@ -5,11 +5,11 @@ The leader, and the host that would lead after it, are real daemons. The other h
 and has a subscription for each. Each host has eight workers; jobs have fifty hosts, two of them
 with standbys.
 
-``start``: from the first heartbeat until all jobs are formed. ``loss``: from the report of a
-worker's end, or ``drain``: from the request, until the leader has stored the plan; the made-up
-workers carry nothing out. ``leader_loss``: the same for a worker that is lost right after the
-leader was killed. ``emptied``: from the end of a Redis that has lost everything until all jobs are
-in it again.
+``start``: from when the leader's daemon takes connections until all jobs are formed; all hosts have
+sent heartbeats before. ``loss``: from the report of a worker's end, or ``drain``: from the request,
+until the leader has stored the plan; the made-up workers carry nothing out. ``leader_loss``: the
+same for a worker that is lost right after the leader was killed. ``emptied``: from the end of a
+Redis that has lost everything until all jobs are in it again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ROWS = {
     "loss_p99_s": ("  p99", ""),
     "drain_s": ("a drain to the plan", "median"),
     "drain_p99_s": ("  p99", ""),
-    "start_s": ("first heartbeats to all jobs formed", "the leader starts with them"),
+    "start_s": ("start of the leader to all jobs formed", "the hosts speak already"),
     "leader_loss_s": ("  a worker's end, the leader's before it", "one a run"),
     "emptied_s": ("Redis emptied to all jobs back", "one a run"),
     "late_s": ("how late the load was", "more than 1 s: these hosts were too much for the machine"),

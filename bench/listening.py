@@ -26,7 +26,7 @@ class Subscriber:
     def __init__(self, url: str, cluster: str) -> None:
         self.client = redis.Redis.from_url(url)
         self.channel = f"tmd:{cluster}:alerts"
-        self._jobs = f"{{tmd:{cluster}}}:wake"
+        self._jobs = f"{{tmd:{cluster}}}:wake:observers"
         self._heard: queue.Queue[Heard] = queue.Queue()
         self._pubsub = self.client.pubsub(ignore_subscribe_messages=True)
         self._pubsub.subscribe(self.channel, self._jobs)
@@ -51,7 +51,7 @@ class Subscriber:
                 continue
             if message["channel"].decode() == self.channel:
                 self._heard.put(Heard(at, msgspec.json.decode(message["data"])))
-            elif message["data"] == b"jobs":
+            elif message["data"].startswith(b"jobs "):
                 self._heard.put(Heard(at, None))
 
     def until(self, wanted: Callable[[Heard], bool]) -> Heard:

@@ -65,7 +65,7 @@ def interval(values: list[float]) -> tuple[float, float] | None:
         return None
     ordered, n = sorted(values), len(values)
     reach = math.ceil(0.98 * math.sqrt(n))
-    low, high = max(0, n // 2 - reach), min(n - 1, (n - 1) // 2 + reach)
+    low, high = max(0, (n - 1) // 2 - reach), min(n - 1, n // 2 + reach)
     return ordered[low], ordered[high]
 
 
@@ -134,8 +134,16 @@ def paired(ours: Facts, theirs: Facts) -> Figures:
 class Report:
     """Rows for people, facts for the file; the targets are in both."""
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
-        self._name, self._args = name, args
+    def __init__(
+        self,
+        name: str,
+        args: argparse.Namespace,
+        *,
+        whole: bool = True,
+        results: Path = RESULTS,
+    ) -> None:
+        """``whole``: this run may replace the one in ``results`` that the figures are made from."""
+        self._name, self._args, self._whole, self._results = name, args, whole, results
         self._machine = machine()
         self._table = Table(title=f"{name}: medians (min to max)", title_justify="left")
         self._targets: list[dict[str, Any]] = []
@@ -188,7 +196,9 @@ class Report:
 
     def _write(self, runs: object, figures: Mapping[str, object]) -> None:
         args = self._args
-        file = args.json or (None if args.quick else RESULTS / f"{self._name}.json")
+        # A run that is not whole, or failed in part, must not replace a good one.
+        suffix = ".failed.json" if self._failed else ".json" if self._whole else ".part.json"
+        file = args.json or (None if args.quick else self._results / f"{self._name}{suffix}")
         if file is None:
             return
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}

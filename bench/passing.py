@@ -16,13 +16,14 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure import Report, each, in_turn, options
+from bench.measure import Report, each, in_turn, interval, options
 from tmd.lifeline import die_with_parent
 
 WARM = 5
@@ -143,7 +144,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.width, args.batch, args.steps = 1, 64, 16, 3
-    report = Report("passing", args)
+    report = Report("passing", args, whole=args.device == "cpu")
     ours, theirs = mp.Pipe(duplex=False)
     spawn = mp.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
@@ -166,7 +167,8 @@ def main() -> int:
     if not same:
         raise RuntimeError("the two models have different weights: one of the groups is wrong")
     runs = {"blocks": found}
-    figures = {name: each(found, name) for name in ("tmd", "plain", "ratio")}
+    figures: dict[str, Any] = {name: each(found, name) for name in ("tmd", "plain", "ratio")}
+    figures["ratio"]["interval_95"] = interval([block["ratio"] for block in found])
     library = "Gloo" if args.device == "cpu" else "NCCL"
     report.row("through a passing group: step", figures["tmd"], f"{library} behind tmd's group")
     report.row(f"on {library} itself: step", figures["plain"], "the default group")

@@ -63,10 +63,10 @@ def _of(message: Heard, entity: str) -> bool:
     return message.alert is not None and message.alert["entity"] == entity
 
 
-def plans(lab: Lab, repeat: int) -> list[dict[str, Any]]:
+def plans(lab: Lab, repeat: int, detectors: str = DETECTORS) -> list[dict[str, Any]]:
     """A job of two ranks and a standby loses a worker: its launcher says so."""
     name = f"plan-{repeat}"
-    more = DETECTORS + "\n[shadow]\nrehearse = false\n"
+    more = detectors + "\n[shadow]\nrehearse = false\n"
     with running(lab, name, more) as daemon, Subscriber(lab.redis, name) as subscriber:
         settled(daemon)
         return [asyncio.run(_lose(daemon, subscriber))]
@@ -120,5 +120,6 @@ def _answered(subscriber: Subscriber, cluster: str, before: float) -> dict[str, 
 
 
 def _planned(subscriber: Subscriber, cluster: str) -> bool:
-    record: Any = subscriber.client.hget(f"{{tmd:{cluster}}}:job:job", "record")
-    return record is not None and msgspec.json.decode(record).get("plan") is not None
+    sealed: Any = subscriber.client.hget(f"{{tmd:{cluster}}}:job:job", "record")
+    _, _, record = (sealed or b"").partition(b" ")
+    return bool(record) and msgspec.json.decode(record).get("plan") is not None

@@ -348,7 +348,7 @@ FLEET = by_size(
         ("loss_p99_s", "99th percentile of that", "ms", 1000.0, 0),
         ("drain_s", "a drain request to the stored plan", "ms", 1000.0, 0),
         ("drain_p99_s", "99th percentile of that", "ms", 1000.0, 0),
-        ("start_s", "first heartbeats to all jobs formed", "s", 1.0, 1),
+        ("start_s", "start of the leader to all jobs formed", "s", 1.0, 1),
         ("leader_loss_s", "a worker's end just after the leader's, to the plan", "s", 1.0, 1),
         ("emptied_s", "Redis emptied to all jobs back", "s", 1.0, 1),
     ),
