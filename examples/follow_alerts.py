@@ -1,4 +1,4 @@
-"""Print every alert of a cluster once: ``follow_alerts.py redis://host:6379/0 CLUSTER [CURSOR]``.
+"""Print every alert of a cluster once: ``follow_alerts.py URL CLUSTER [CURSOR]``.
 
 Kept with the last cursor printed, it goes on exactly where it stopped.
 """
@@ -8,6 +8,8 @@ import time
 
 import redis
 
+if len(sys.argv) < 3:
+    sys.exit("usage: follow_alerts.py redis://user:password@host:6379/0 CLUSTER [CURSOR]")
 url, cluster, cursor = [*sys.argv[1:], "0"][:3]
 client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=10)
 stream = f"{{tmd:{cluster}}}:alerts"
@@ -16,5 +18,7 @@ while True:
         for _, entries in client.xread({stream: cursor}, block=5000) or []:
             for cursor, fields in entries:  # the last one is where to go on
                 print(cursor, fields["alert"], flush=True)
+    except redis.AuthenticationError as error:
+        sys.exit(f"{error}: check user and password in the URL")
     except (redis.ConnectionError, redis.TimeoutError):
         time.sleep(1)  # Redis is away: the same cursor finds what came meanwhile

@@ -134,6 +134,27 @@ async def test_a_subscriber_loses_nothing_over_a_restart_of_redis(
     assert received == ["h1-1", "h1-2", "h1-3", "h1-4"]
 
 
+@pytest.mark.parametrize("words", [(), ("redis://h",)])
+def test_the_example_without_arguments_says_how_it_is_called(words):
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *words], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stderr.split()[0]) == (1, "usage:")
+
+
+def test_the_example_ends_with_a_wrong_password(redis_binary, tmp_path):
+    """It must not wait for ever, as while Redis is away."""
+    with embedded.redis(tmp_path, binary=redis_binary) as server:
+        url = server.url.replace("://", "://nobody:wrong@", 1)
+        done = subprocess.run(
+            [sys.executable, EXAMPLE, url, "c"], capture_output=True, text=True, timeout=60
+        )
+
+    assert done.returncode == 1
+    assert "check user and password" in done.stderr
+
+
 async def test_after_an_emptied_redis_the_verb_says_only_what_is_new(
     subscribe, redis_binary, tmp_path
 ):

@@ -271,6 +271,48 @@ def test_the_secret_may_come_from_a_private_file(write, tmp_path):
         load(path).secret()
 
 
+def test_a_secret_of_any_bytes_is_the_same_from_a_file_and_from_the_environment(
+    write, tmp_path, monkeypatch
+):
+    """As ``head -c 32 /dev/urandom`` makes them."""
+    content = bytes(range(200, 240))
+    secret = tmp_path / "secret"
+    secret.write_bytes(content + b"\n")
+    secret.chmod(0o600)
+    of_file = load(write(f"[cluster]\nsecret_file = '{secret}'")).secret()
+    monkeypatch.setenv("TMD_CLUSTER__SECRET", os.fsdecode(content))
+
+    assert of_file == load(write("")).secret() == content
+
+
+def test_a_path_that_can_be_no_path_is_refused(write):
+    settings = load(write('[cluster]\nsecret_file = "/etc/\\u0000x"'))
+
+    with pytest.raises(ConfigError, match=r"secret_file '/etc/\\x00x': embedded null"):
+        settings.secret()
+
+
+@pytest.mark.parametrize("text", ["[host]\nttl_s = " + "1" * 5000, "[host]\nttl_s = \xff"])
+def test_a_file_that_cannot_be_parsed_is_refused(write, text):
+    path = write("")
+    path.write_bytes(text.encode("latin-1"))
+
+    assert "is not valid TOML" in complaint(path)
+
+
+def test_a_variable_of_endless_depth_is_refused(write, monkeypatch):
+    monkeypatch.setenv("TMD_POLICIES__ENABLED", "[" * 100_000)
+
+    assert "TMD_POLICIES__ENABLED" in complaint(write(""))
+
+
+@pytest.mark.parametrize("key", ["host]\nttl_s", "leader]\nttl_s", "redis]\ntimeout_s"])
+@pytest.mark.parametrize("value", ["inf", "nan", "1e300"])
+def test_a_time_without_an_end_is_refused(write, key, value):
+    """Timers and Redis know none."""
+    assert "expected `float`" in complaint(write(f"[{key} = {value}"))
+
+
 def test_each_job_has_its_own_key(write):
     keys = load(write("[cluster]\nsecret = '0123456789abcdef'")).job_keys()
     other = load(write("[cluster]\nsecret = '0123456789abcdeX'")).job_keys()

@@ -196,7 +196,7 @@ class Settings(Section, frozen=True):
                 "set TMD_CLUSTER__SECRET or [cluster] secret_file, "
                 "for example to the output of 'openssl rand -hex 32'"
             )
-        return text.encode()
+        return text.encode(errors="surrogateescape")
 
     def job_keys(self) -> Callable[[str], bytes]:
         """The function job -> key of its links. Reads the secret now."""
@@ -243,7 +243,7 @@ def read_file(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"there is no configuration file {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {os_reason(error)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also of bytes that are no UTF-8, and of endless numbers
         raise ConfigError(f"{path} is not valid TOML: {in_words(error)}") from error
     except RecursionError:
         found = None

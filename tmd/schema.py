@@ -127,7 +127,7 @@ def plain(given: Any) -> Any:
         return given
     try:
         return json.loads(given)
-    except ValueError:
+    except (ValueError, RecursionError):
         return str(given)
 
 

@@ -279,7 +279,8 @@ def is_public(path: Path) -> bool:
 
 
 def read_secret(path: Path, key: str) -> str:
-    """Contents of a file that others must not be able to read; ``key`` names it in errors.
+    """Contents of a file that others must not be able to read; ``key`` names it in errors. Bytes
+    that are not UTF-8 become surrogates, as in variables of the environment.
 
     Raises:
         ConfigError: it cannot be read, or by everybody.
@@ -287,6 +288,8 @@ def read_secret(path: Path, key: str) -> str:
     try:
         if path.stat().st_mode & 0o007:
             raise ConfigError(f"{path} can be read by everybody: chmod 640 {path}")
-        return path.read_text().strip()
+        return path.read_text("utf-8", errors="surrogateescape").strip()
     except OSError as error:
         raise ConfigError(f"{key} {path}: {os_reason(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{key} {str(path)!r}: {in_words(error)}") from error

@@ -49,6 +49,15 @@ def test_a_campaign_is_well_only_if_the_job_is() -> None:
     assert "identical" not in page.summary(other)
 
 
+def test_a_campaign_that_has_played_nothing_proves_nothing() -> None:
+    """Without root, or another release, all its scenarios may be skipped."""
+    nothing = CampaignOutcome((SKIPPED,), (Ending("process", 0, (), 3.0),), 4.0)
+
+    assert not nothing.well
+    assert "identical" not in page.summary(nothing)
+    assert "NOTHING WAS PLAYED" in page.as_markdown(nothing, "tmd campaign run upgrade")
+
+
 def test_a_report_of_an_unknown_format_is_refused_beforehand(tmp_path: Path) -> None:
     """Not after twenty minutes."""
     with pytest.raises(ConfigError, match=r"must end with \.html or \.md"):

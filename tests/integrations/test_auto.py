@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.e2e.frameworks import need
 from tests.marks import thorough
 from tmd.command import attached
 from tmd.core.values.errors import ConfigError
+from tmd.integrations import auto
 
 GROUP = """
 import torch.distributed as dist
@@ -110,6 +113,28 @@ def test_what_is_not_known_is_refused_before_it_trains(
     assert ended.returncode == 1, ended.stderr
     assert why in ended.stderr
     assert "trained" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "refused"),
+    [
+        ("lib/python3.11/site-packages/other/trainer.py", True),
+        ("lib/python3/dist-packages/other/trainer.py", True),  # of Debian's pip
+        ("home/site-packages-of-mine/trainer.py", False),
+    ],
+)
+def test_a_trainer_of_another_package_is_refused(place: str, refused: bool) -> None:
+    """It may have a state of its own. One that the user wrote is theirs to register."""
+    name = "trainer_of_another_package"
+    module = ModuleType(name)
+    module.__file__ = f"/{place}"
+    other = type("Other", (dict,), {"__module__": name})
+    sys.modules[name] = module
+    try:
+        with pytest.raises(auto.Unsupported, match="Other") if refused else nullcontext():
+            auto._refuse_foreign(other, dict)
+    finally:
+        del sys.modules[name]
 
 
 def test_a_trainer_of_lightning_gets_the_strategy(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -93,12 +94,44 @@ class NoDot(Sound):
         yield Signal("ab", "host", Severity.INFO)
 
 
+class Late(Sound):
+    """Each is right at first."""
+
+    async def watch(self, ctx):
+        yield Signal("a.b", "host", Severity.INFO)
+        await ctx.sleep(60)
+
+
+class EndsLate(Late):
+    pass
+
+
+class NoSignalLate(Late):
+    async def watch(self, ctx):
+        async for signal in super().watch(ctx):
+            yield signal
+        yield 42
+
+
 class Stubborn(Sound):
     async def watch(self, ctx):
         try:
             yield Signal("a.b", "host", Severity.INFO)
+            while True:
+                await ctx.sleep(1)
         finally:
             await asyncio.sleep(1000)
+
+
+class Deaf(Sound):
+    def __init__(self):
+        self.open = True
+
+    async def watch(self, ctx):
+        while self.open:
+            with suppress(asyncio.CancelledError):
+                await ctx.sleep(0.01)
+        yield
 
 
 class Litters(Sound):
@@ -107,7 +140,8 @@ class Litters(Sound):
 
     async def watch(self, ctx):
         self.tasks.append(asyncio.create_task(asyncio.sleep(1000)))
-        yield Signal("a.b", "host", Severity.INFO)
+        async for signal in super().watch(ctx):
+            yield signal
 
 
 class Greedy(Policy):
@@ -144,7 +178,10 @@ def test_the_kit_finds_a_broken_supported(broken, reason):
         (NoGenerator, "not an 'async def'"),
         (NoSignal, "no Signal"),
         (NoDot, "dotted code"),
+        (EndsLate, "ends"),
+        (NoSignalLate, "no Signal"),
         (Stubborn, "cannot be closed"),
+        (Deaf, "cannot be closed"),
         (Litters, "leaves tasks behind"),
     ],
 )
@@ -154,6 +191,7 @@ async def test_the_kit_finds_a_broken_watch(broken, reason):
         with pytest.raises(BrokenContract, match=reason):
             await kit.check_watch(detector, close_s=0.1)
     finally:
+        detector.open = False
         for task in getattr(detector, "tasks", ()):
             task.cancel()
 

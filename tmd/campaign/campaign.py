@@ -54,7 +54,15 @@ class CampaignOutcome(Struct, frozen=True):
     seconds: float
 
     @property
+    def played(self) -> list[Result]:
+        """Scenarios that were not skipped."""
+        return [result for result in self.results if not result.seen.skipped]
+
+    @property
     def well(self) -> bool:
+        """Whether something was played, and all of it went as expected."""
+        if self.results and not self.played:
+            return False
         ends = [ending.deviations for ending in self.endings]
         return not any([*ends, *(result.deviations for result in self.results)])
 

@@ -65,16 +65,19 @@ def as_markdown(outcome: CampaignOutcome, command: str) -> str:
 
 
 def _title(outcome: CampaignOutcome) -> str:
+    if outcome.results and not outcome.played:
+        return "Campaign: NOTHING WAS PLAYED"
     return f"Campaign: {'as expected' if outcome.well else 'DEVIATIONS'}"
 
 
 def summary(outcome: CampaignOutcome) -> str:
     """One sentence for people."""
-    played = [r for r in outcome.results if not r.seen.skipped]
+    played = outcome.played
     kinds = {kind for r in played for kind in r.seen.kinds}
     steps = sum(ending.steps for ending in outcome.endings)
     same = "losses and weights identical to the undisturbed runs, bit for bit"
-    ended = "" if any(e.deviations for e in outcome.endings) else f"; {steps} steps, {same}"
+    proved = steps and not any(e.deviations for e in outcome.endings)
+    ended = f"; {steps} steps, {same}" if proved else ""
     return (
         f"{len(played)} scenarios of {len(kinds)} kinds of fault in {outcome.seconds:.0f} s, "
         f"{sum(bool(r.deviations) for r in played)} with deviations, "

@@ -22,6 +22,8 @@ import wrapt
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 TRAINERS = "the Trainer of transformers, Lightning or torchtitan"
+PACKAGES = {"site-packages", "dist-packages"}
+"""Folders of installed packages; Debian's Python has the second."""
 PAGE = "see docs/start/porting.md for the lines that it needs"
 
 log = logging.getLogger("tmd.trainer")
@@ -64,7 +66,8 @@ def _refuse_foreign(kind: type, ours: type) -> None:
     its own."""
     above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
-    if not issubclass(kind, ours) or any("site-packages" in file for file in files):
+    packaged = any(PACKAGES & {*Path(file).parts} for file in files)
+    if packaged or not issubclass(kind, ours):
         raise Unsupported(f"tmd launch --auto does not know {kind.__name__}: {PAGE}")
 
 

@@ -12,6 +12,9 @@ from tmd.plugin import DetectorConfig, WorkerEvent
 class FakeContext:
     """Implements :class:`tmd.plugin.DetectorContext` on the loop's own clock.
 
+    It passes each worker event on once, in order. The daemon passes on the latest one of each
+    worker, again and again.
+
     Args:
         config: the value of ``ctx.config``.
         state_dir: a folder of the test, for detectors that store state.

@@ -35,6 +35,8 @@ QUICK_S = 2.0
 FIRST_S = 0.5
 """Time for a detector to yield signals before it is closed."""
 CLOSE_S = 10.0
+SLEEPS = 3
+"""So many sleeps of a detector are over at once."""
 
 
 class BrokenContract(AssertionError):
@@ -126,10 +128,23 @@ def check_import(point: EntryPoint) -> None:
 async def check_watch(
     detector: Detector, config: DetectorConfig | None = None, close_s: float = CLOSE_S
 ) -> None:
-    """``watch()`` can be started and closed in time; it yields signals only, and leaves no task."""
+    """``watch()`` can be started and closed in time; it goes on, yields signals only, and leaves no
+    task. Its first sleeps are over at once, so that it shows more than its first look."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = config if config is not None else detector.Config()
-        await _watched(detector, FakeContext(chosen, state_dir=Path(folder)), close_s)
+        await _watched(detector, _Hurried(chosen, state_dir=Path(folder)), close_s)
+
+
+class _Hurried(FakeContext):
+    """Its first sleeps are over at once."""
+
+    left = SLEEPS
+
+    async def sleep(self, seconds: float) -> None:
+        if self.left == 0:
+            return await super().sleep(seconds)
+        self.left -= 1
+        await asyncio.sleep(0)
 
 
 async def _watched(detector: Detector, context: FakeContext, close_s: float) -> None:
@@ -137,36 +152,37 @@ async def _watched(detector: Detector, context: FakeContext, close_s: float) -> 
     signals = cast("AsyncGenerator[Signal, None]", detector.watch(context))
     if not hasattr(signals, "aclose"):
         raise BrokenContract(f"watch() of {detector.name} is not an 'async def' with 'yield'")
-    first = asyncio.ensure_future(anext(signals))
-    idle = asyncio.ensure_future(context.idle.wait())
+    watching = asyncio.create_task(_checked(detector, signals))
+    idle = asyncio.create_task(context.idle.wait())
     try:
-        await asyncio.wait({first, idle}, timeout=FIRST_S, return_when=asyncio.FIRST_COMPLETED)
-        shown = first.result() if first.done() else None
-    except StopAsyncIteration:
-        raise BrokenContract(f"watch() of {detector.name} ends; it should go on") from None
+        await asyncio.wait({watching, idle}, timeout=FIRST_S, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await _closed(detector, signals, [first, idle], close_s)
-    if shown is not None:
-        _check_signal(detector, shown)
+        for task in (idle, watching):
+            task.cancel()
+            await _over(detector, task, close_s)
+        await _over(detector, asyncio.create_task(_close(signals)), close_s)
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        raise error
     left = asyncio.all_tasks() - before
     if left:
         raise BrokenContract(f"{detector.name} leaves tasks behind: {left}")
 
 
-async def _closed(
-    detector: Detector,
-    signals: AsyncGenerator[Signal, None],
-    tasks: list[asyncio.Future[Any]],
-    close_s: float,
-) -> None:
-    try:
-        async with asyncio.timeout(close_s):
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await signals.aclose()
-    except TimeoutError:
-        raise BrokenContract(f"watch() of {detector.name} cannot be closed") from None
+async def _checked(detector: Detector, signals: AsyncGenerator[Signal, None]) -> None:
+    async for shown in signals:
+        _check_signal(detector, shown)
+    raise BrokenContract(f"watch() of {detector.name} ends; it should go on")
+
+
+async def _close(signals: AsyncGenerator[Signal, None]) -> None:
+    await signals.aclose()
+
+
+async def _over(detector: Detector, task: asyncio.Task[Any], close_s: float) -> None:
+    """Wait for its end, not without limit: it may ignore that it is cancelled."""
+    done, _ = await asyncio.wait({task}, timeout=close_s)
+    if not done:
+        raise BrokenContract(f"watch() of {detector.name} cannot be closed")
 
 
 def _check_signal(detector: Detector, shown: object) -> None:

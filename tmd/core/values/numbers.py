@@ -1,4 +1,7 @@
-"""Types of numbers in the configuration, which refuse those out of range."""
+"""Types of numbers in the configuration, which refuse those out of range.
+
+None may be infinite: timers and Redis know no such time. Thirty years are enough.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
 """A number above 0."""
-NotNegative = Annotated[float, Meta(ge=0)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 """A number of at least 0."""
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=10**9)]
 """A whole number of at least 1."""
