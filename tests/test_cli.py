@@ -195,6 +195,24 @@ def test_status_names_hosts_that_are_silent(config, store):
     assert "no leader" in shown
 
 
+def test_an_ended_job_is_one_line_and_its_hosts_are_not_missed(config, store):
+    """They may be gone for good. While launchers still run, the ranks are shown."""
+    ended = structs.replace(
+        record("h7", "h8"), state=JobState.FINISHED, ended_at=time.time() - 3 * 3600 - 60
+    )
+    store(lambda s: s.put_job(ended, expected=0))
+    shown = tmd("status", "-c", config).stdout
+    left = HostStatus("h8", "i", workers=(worker_status("h8/job/0.a"),), at=time.time())
+    store(lambda s: s.put_host(left, ttl_s=60, wake=False))
+    with_workers = tmd("status", "-c", config).stdout
+
+    assert "job job: finished 3 h ago" in shown
+    assert "silent" not in shown
+    assert "h8" not in shown
+    assert "job job: finished, epoch 1" in with_workers
+    assert "h8/job/0.a" in with_workers
+
+
 def test_drain_and_undrain(config, store, running):
     """The request is stored, and taken back once."""
     drained = tmd("drain", "h1", "--leave", "-c", config)

@@ -17,7 +17,14 @@ from tests.daemon.page_scene import DRAINED, JOB, OTHER, fill, history, view
 from tests.daemon.test_web import TOKEN, listening, serving
 from tests.values import alert, record
 from tmd.core.values.breaker_state import Breaker
-from tmd.core.values.model import READABLE_VERSION, Activity, ClusterView, HostStatus, Severity
+from tmd.core.values.model import (
+    READABLE_VERSION,
+    Activity,
+    ClusterView,
+    HostStatus,
+    JobState,
+    Severity,
+)
 from tmd.daemon.web.page_rows import JobRow, rows_of
 from tmd.testing import MemoryStore
 from tmd.testing.clients import worker_status
@@ -67,6 +74,16 @@ async def test_an_operator_reads_and_acts_with_the_keyboard_alone():
     assert after == ()
     assert all("401" in complaint for complaint in watched.complaints), watched.complaints
     assert len(watched.complaints) == 1
+
+
+def test_an_ended_job_occupies_no_hosts():
+    """Its machines may be gone: they are not missed, and no rank lacks a heartbeat."""
+    ended = structs.replace(record("h1", "h2"), state=JobState.FINISHED, ended_at=9.0)
+    rows = rows_of(ClusterView(jobs=(ended,), hosts=(HostStatus("h1", "i"),)), "h1", "c", "h1")
+
+    assert rows["host/h1"].ranks == 0
+    assert rows["job/job"].state == "finished"
+    assert not [key for key in rows if key in ("host/h2", "rank/job/0")]
 
 
 async def assert_tells_all(page):

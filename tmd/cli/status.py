@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -103,8 +103,11 @@ def _hosts(view: ClusterView) -> Table:
         role = roles.get(host.host, "standby" if host.standby else "active")
         reported = f"{max(0.0, time.time() - host.at):.1f} s ago"
         add(shown, host.host, role, str(len(host.workers)), str(len(host.alerts)), reported)
+    from tmd.core.values.view_checks import ENDED
+
     known = {h.host for h in view.hosts}
-    members = {m.host for r in view.jobs for m in r.membership.members}
+    going_on = [record for record in view.jobs if record.state not in ENDED]
+    members = {m.host for record in going_on for m in record.membership.members}
     for name in sorted((members | roles.keys() | {*view.unread}) - known):
         role = "another version" if name in view.unread else "silent"
         add(shown, name, role, "-", "-", "-", style="red")
@@ -112,8 +115,32 @@ def _hosts(view: ClusterView) -> Table:
 
 
 def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
-    from tmd.core.values.checkpoints import newest
+    from tmd.core.values.view_checks import ENDED
 
+    statuses = view.workers(record.job).values()
+    if record.state in ENDED and not statuses:
+        yield cell(f"job {record.job}: {record.state.value}{_since(record.ended_at)}", "bold")
+    else:
+        yield _workers(view, record)
+        yield from _checkpoints(statuses)
+    if record.detail:
+        yield cell(f"  {record.detail}")
+    yield from _protection(view, record)
+    plans = list(record.history[-HISTORY_SHOWN:])
+    if record.plan is not None and record.plan.id not in {plan.id for plan in plans}:
+        plans.append(record.plan)
+    if plans:
+        yield _plans(plans)
+
+
+def _since(ended_at: float) -> str:
+    if not ended_at:
+        return ""
+    hours = max(0.0, time.time() - ended_at) / 3600
+    return f" {hours:.0f} h ago" if hours >= 1 else f" {60 * hours:.0f} min ago"
+
+
+def _workers(view: ClusterView, record: JobRecord) -> Table:
     shown = table(
         ("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
         title=f"job {record.job}: {record.state.value}, epoch {record.membership.epoch}",
@@ -131,8 +158,12 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
         for worker in host.workers:
             if worker.worker in workers:
                 add(shown, "-", host.host, worker.worker, *_cells(worker, ""))
-    yield shown
-    statuses = view.workers(record.job).values()
+    return shown
+
+
+def _checkpoints(statuses: Collection[WorkerStatus]) -> Iterator[RenderableType]:
+    from tmd.core.values.checkpoints import newest
+
     saved = newest(w.saved for w in statuses)
     if saved is not None:
         yield cell(
@@ -141,14 +172,6 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     missed = [w.missed for w in statuses if w.missed]
     for step, reason in sorted({(m.step, m.reason) for m in missed}):
         yield cell(f"  no checkpoint of step {step}: {reason}")
-    if record.detail:
-        yield cell(f"  {record.detail}")
-    yield from _protection(view, record)
-    plans = list(record.history[-HISTORY_SHOWN:])
-    if record.plan is not None and record.plan.id not in {plan.id for plan in plans}:
-        plans.append(record.plan)
-    if plans:
-        yield _plans(plans)
 
 
 def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:

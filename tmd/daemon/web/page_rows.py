@@ -24,7 +24,7 @@ from tmd.core.values.model import (
     MigrationPlan,
     WorkerStatus,
 )
-from tmd.core.values.view_checks import drain_roles
+from tmd.core.values.view_checks import ENDED, drain_roles
 from tmd.daemon.web.page_ranks import ranks_of
 
 MOST_STANDBYS = 100
@@ -159,7 +159,8 @@ def rows_of(view: ClusterView, leader: str, cluster: str, host: str) -> Rows:
 
 
 def _hosts(view: ClusterView) -> Iterator[HostRow]:
-    held = Counter(m.host for record in view.jobs for m in record.membership.members)
+    going_on = [record for record in view.jobs if record.state not in ENDED]
+    held = Counter(m.host for record in going_on for m in record.membership.members)
     roles, drains = drain_roles(view), {d.host: d for d in view.drains}
     statuses = {host.host: host for host in view.hosts}
     for name in sorted({*statuses, *held, *roles, *view.unread}):
@@ -205,7 +206,8 @@ def _of_job(view: ClusterView, record: JobRecord) -> Iterator[tuple[str, Row]]:
             lost=_lost(view, record),
         ),
     )
-    for rank, member in enumerate(record.membership.members):
+    shown = ranks.reports or record.state not in ENDED
+    for rank, member in enumerate(record.membership.members if shown else ()):
         row = _rank(job, rank, member.host, ranks.statuses[rank], step)
         adopter = record.membership.adopter_of(rank)
         yield f"rank/{job}/{rank}", structs.replace(row, detail=adopter) if adopter else row
