@@ -311,7 +311,7 @@ def test_a_script_that_never_joins_is_told_so(config: Path) -> None:
     status, _, errors = launched(config, "alone.py")
 
     assert status == 0
-    assert "the script has ended and it has not called tmd.trainer.join()" in errors
+    assert "the script ended without a call of tmd.trainer.join()" in errors
 
 
 def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
@@ -324,8 +324,8 @@ def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
 
     assert status == 1
     again, never = (line for line in errors.splitlines() if " restart" in line)
-    assert "restarting it" in again
-    assert "the script failed before it joined" in again
+    assert "restarting the worker" in again
+    assert "the script failed before it called tmd.trainer.join()" in again
     assert "1.0" in again
     assert "not restarted: --max-restarts is used up" in never
 
@@ -346,7 +346,7 @@ def test_the_pause_is_short_again_after_a_worker_that_was_long_in_the_job(
         status = Launcher(spec).run()
 
     assert status == 1
-    assert [line["in_s"] for line in lines if line["event"] == "restarting it"] == pauses
+    assert [line["in_s"] for line in lines if line["event"] == "restarting the worker"] == pauses
 
 
 # --- a restart that the operating system refuses --------------------------------------------------

@@ -47,11 +47,6 @@ core busy for seconds, which a recovery on this host needs first."""
 JOIN_S = 60.0
 """A script that has not called ``join()`` after this time is warned about; imports take long."""
 
-UNJOINED = (
-    "it has not called tmd.trainer.join(): until then it is not part of the job, and its RANK is "
-    "a placeholder"
-)
-
 log = structlog.get_logger("tmd.launch")
 
 
@@ -97,9 +92,9 @@ class Launcher:
         self._daemon: socket.socket | None = None
         self._inbox = bytearray()
         self._next_dial = 0.0
-        self._stopping = 0.0
-        """When workers get SIGKILL next; 0 unless they are to end."""
-        self._worst = 0
+        self._kill_at: float | None = None
+        """When workers get SIGKILL next; ``None`` unless they are to end."""
+        self._exit_status = 0
         self._joining = Joining("")
         self._awaited: dict[str, float] = {}
         """Workers not known to have joined, and the time of the next check."""
@@ -122,7 +117,7 @@ class Launcher:
                 while self._children or self._due:
                     self._turn()
                 self._dial()
-                return self._worst
+                return self._exit_status
             finally:
                 self._kill_all()
                 if self._daemon is not None:
@@ -164,14 +159,14 @@ class Launcher:
     def _reap(self, pidfd: int) -> None:
         worker, slot, process = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
-        if self._stopping or not ended_well(pidfd):
+        if self._kill_at is not None or not ended_well(pidfd):
             # What is left of it would hold the device that the next worker of the slot needs.
             kill(process.pid, pidfd)
         os.close(pidfd)
         code = process.wait()
         # A script that saves its state at SIGTERM and exits has not come to its end. Status 0 would
         # mean to the other ranks that training has ended.
-        stopped = bool(self._stopping) and code == 0
+        stopped = self._kill_at is not None and code == 0
         code = -signal.SIGTERM if stopped else code
         ended = Exit(worker, self._spec.job, code, time.time(), stopped=stopped)
         self._exits = [*self._exits, ended][-max(64, 2 * self._spec.local_size) :]
@@ -182,10 +177,14 @@ class Launcher:
         joined = joined_s is not None
         self._joining.forget(worker)
         log.info("worker ended", worker=worker, code=code, joined=joined)
-        if self._stopping:
+        if self._kill_at is not None:
             return
         if code == 0 and not joined:
-            log.warning("the script has ended and " + UNJOINED, worker=worker)
+            log.warning(
+                "the script ended without a call of tmd.trainer.join(), so it never took part in "
+                "the job",
+                worker=worker,
+            )
         elif code != 0:
             self._failed(worker, slot, code, joined_s)
 
@@ -193,23 +192,23 @@ class Launcher:
         """``joined_s``: seconds since it had joined, or ``None``."""
         self._restarts[slot] = self._restarts[slot].failed(joined_s, self._spec.steady_s)
         status, joined = code if code > 0 else 128 - code, joined_s is not None
-        why = {} if joined else {"why": f"the script failed before it joined: {UNJOINED}"}
+        why = {} if joined else {"why": "the script failed before it called tmd.trainer.join()"}
         self._try_again(slot, status, joined=joined, facts={"worker": worker, **why})
 
     def _try_again(
         self, slot: int, status: int, *, joined: bool, facts: Mapping[str, object]
     ) -> None:
-        """Restart the slot after a pause. Without restarts left ``status`` counts."""
+        """Restart the slot after a pause. If no restarts are left, ``status`` goes into the exit
+        status."""
         restarts, allowed = self._restarts[slot], self._spec.max_restarts
         if restarts.done < allowed:
             pause = restarts.pause_s(self._spec.restart_delay_s, joined=joined)
             self._restarts[slot] = restarts.restarted()
             self._due[slot] = time.monotonic() + pause
-            log.warning(
-                "restarting it", in_s=pause, restarts_left=allowed - restarts.done - 1, **facts
-            )
+            left = allowed - restarts.done - 1
+            log.warning("restarting the worker", in_s=pause, restarts_left=left, **facts)
         else:
-            self._worst = max(self._worst, status)
+            self._exit_status = max(self._exit_status, status)
             log.error("not restarted: --max-restarts is used up", max_restarts=allowed, **facts)
 
     def _remind(self) -> None:
@@ -223,7 +222,11 @@ class Launcher:
             self._awaited[worker] = now + JOIN_S
             if worker not in self._reminded:
                 self._reminded.add(worker)
-                log.warning(f"after {JOIN_S:.0f} s " + UNJOINED, worker=worker)
+                log.warning(
+                    f"no call of tmd.trainer.join() after {JOIN_S:.0f} s: the worker is not part "
+                    "of the job yet, and its RANK is a placeholder",
+                    worker=worker,
+                )
 
     def _respawn(self) -> None:
         for slot in [slot for slot, at in self._due.items() if at <= time.monotonic()]:
@@ -249,26 +252,26 @@ class Launcher:
             key.data(key.fileobj)
         self._respawn()
         self._remind()
-        if self._stopping and time.monotonic() > self._stopping:
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._kill_all()
-            self._stopping = time.monotonic() + KILL_AGAIN_S
+            self._kill_at = time.monotonic() + KILL_AGAIN_S
 
     def _patience(self) -> float | None:
         deadlines = [*self._due.values(), *self._awaited.values()]
         if self._daemon is None:
             deadlines.append(self._next_dial)
-        if self._stopping:
-            deadlines.append(self._stopping)
+        if self._kill_at is not None:
+            deadlines.append(self._kill_at)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def stop(self, number: int) -> None:
         """Handle a signal: end the workers in an orderly way, on a second signal at once."""
-        if self._stopping:
+        if self._kill_at is not None:
             self._kill_all()
             return
-        self._worst = 128 + number
+        self._exit_status = 128 + number
         self._due.clear()
-        self._stopping = time.monotonic() + self._spec.grace_s
+        self._kill_at = time.monotonic() + self._spec.grace_s
         for pidfd in self._children:
             terminate(pidfd)
 
@@ -320,7 +323,9 @@ class Launcher:
             for message in _messages(self._inbox):
                 self._obey(message)
         except (OSError, WireError) as error:
-            log.warning("the daemon cannot be reached, workers continue", error=in_words(error))
+            log.warning(
+                "lost the connection to the daemon, workers continue", error=in_words(error)
+            )
             part = b""
         if not part:
             self._hang_up()

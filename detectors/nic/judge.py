@@ -1,4 +1,4 @@
-"""Turns snapshots of the ports into signals. Pure; times are passed in; each finding once."""
+"""Turns snapshots of the ports into signals. It does no IO and reads no clock."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ class _Memory:
         """Expect only the character devices that are there now."""
         self._nodes = {}
 
-    def missing_nodes(self, nodes: Sequence[str]) -> list[str]:
-        """The character devices that the port had and lacks now, where it has only ``nodes``.
+    def update_nodes(self, nodes: Sequence[str]) -> list[str]:
+        """Take in that the port has the character devices ``nodes`` now; returns those that it had
+        and lacks.
 
         The kernel may number them anew when the driver resets several ports at once, so a device
         is missing only if there are fewer of its kind than before.
@@ -101,7 +102,7 @@ class NicFindings:
         for each in known:
             port = Port(each.name, each.identity, each.medium)
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
-            memory.missing_nodes(each.nodes)
+            memory.update_nodes(each.nodes)
 
     @property
     def known(self) -> tuple[KnownPort, ...]:
@@ -112,8 +113,8 @@ class NicFindings:
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
         present = {port.identity: port for port in snapshot.ports}
-        yield from self._left_alone(set(snapshot.outside) - present.keys())
-        yield from self._found_at_last({port.name for port in snapshot.ports})
+        yield from self._drop_out_of_scope(set(snapshot.outside) - present.keys())
+        yield from self._drop_placeholders({port.name for port in snapshot.ports})
         present |= self._never_seen(snapshot)
         yield from self._renamed(present)
         for identity, port in present.items():
@@ -127,31 +128,31 @@ class NicFindings:
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
 
-    def _left_alone(self, outside: Iterable[str]) -> Iterator[Signal]:
+    def _drop_out_of_scope(self, outside: Iterable[str]) -> Iterator[Signal]:
         """Forget the ports that are out of scope now: the default route may have moved to one."""
         for identity in outside:
             memory = self._ports.pop(identity, None)
             if memory is not None:
-                yield from self._changes(memory, {})
+                yield from self._update(memory, {})
 
     def _renamed(self, present: Mapping[str, Port]) -> Iterator[Signal]:
         """End the findings of ports that have another name now; what still holds is raised anew.
 
-        Before any is raised: two ports may have swapped their names. One that is missing loses its
-        name to the port that has it now.
+        This runs before anything is raised, since two ports may have swapped their names. A missing
+        port whose name another port has now is called by its identity from then on.
         """
         taken = {port.name for port in present.values()}
         for identity, memory in self._ports.items():
             port, name = present.get(identity), memory.port.name
             if port is not None and port.name != name:
-                yield from self._changes(memory, {})
+                yield from self._update(memory, {})
             elif port is None and name in taken:
-                yield from self._changes(memory, {})
+                yield from self._update(memory, {})
                 memory.port = memory.port._replace(name=identity)
 
     def forget(self, code: str) -> None:
-        """An operator has declared the host healthy: ports that findings of ``code``, or all if it
-        is empty, have reported as down or gone count as unused after a restart."""
+        """After a restart, do not expect the ports that are down or missing now. ``code`` limits
+        this to one finding; empty means all. An operator has declared the host healthy."""
         for identity, memory in self._ports.items():
             down, gone = memory.misses == 0 and memory.port.up is not True, memory.misses > 0
             if (down and code in ("", f"nic.{DOWN}")) or (gone and code in ("", f"nic.{GONE}")):
@@ -169,10 +170,11 @@ class NicFindings:
             if name not in known
         }
 
-    def _found_at_last(self, names: set[str]) -> Iterator[Signal]:
+    def _drop_placeholders(self, names: set[str]) -> Iterator[Signal]:
+        """Forget the placeholders of expected ports that are there now."""
         for identity, memory in list(self._ports.items()):
             if memory.port.state == GONE and memory.port.name in names:
-                yield from self._changes(memory, {})
+                yield from self._update(memory, {})
                 del self._ports[identity]
 
     def _present(self, memory: _Memory, port: Port, now: float) -> Iterator[Signal]:
@@ -181,12 +183,12 @@ class NicFindings:
             self._forgotten.discard(port.identity)
         holds = memory.link.observe(port, now, expected=memory.is_expected)
         holds |= memory.counters.observe(port.counters, now)
-        missing = memory.missing_nodes(port.nodes)
+        missing = memory.update_nodes(port.nodes)
         memory.node_misses = memory.node_misses + 1 if missing else 0
         if memory.node_misses >= MISSES:
             text = f"device {', '.join(missing)} is gone"
             holds[NODES] = NicFinding(Severity.FATAL, text)
-        yield from self._changes(memory, holds)
+        yield from self._update(memory, holds)
 
     def _missing(self, memory: _Memory, now: float) -> Iterator[Signal]:
         memory.misses += 1
@@ -197,9 +199,9 @@ class NicFindings:
         if memory.misses >= MISSES and lasts >= self._rules.links.down_hold_s:
             gone = NicFinding(Severity.FATAL, f"missing for {lasts:.0f} s")
             held = {code: NicFinding(severity, "") for code, severity in memory.raised.items()}
-            yield from self._changes(memory, {**held, GONE: gone})
+            yield from self._update(memory, {**held, GONE: gone})
 
-    def _changes(self, memory: _Memory, holds: dict[str, NicFinding]) -> Iterator[Signal]:
+    def _update(self, memory: _Memory, holds: dict[str, NicFinding]) -> Iterator[Signal]:
         """Signals for findings that are new, worse or over."""
         for code, finding in holds.items():
             severity = self._bounded(memory.port, finding.severity)
@@ -212,7 +214,8 @@ class NicFindings:
             yield _signal(memory.port, code, severity, State.CLEARED, "")
 
     def _bounded(self, port: Port, severity: Severity) -> Severity:
-        """``severity``, lowered for an Ethernet port that is not named: the job may not use it."""
+        """``severity``; at most a warning for an Ethernet port that the configuration does not
+        name, since the job might not use it."""
         patterns = (*self._rules.named, *self._rules.expect)
         if port.medium is not Medium.ETHERNET or any(fnmatchcase(port.name, p) for p in patterns):
             return severity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from tests.core.clusters import Scene
-from tmd.core.planning.forming import form, unformed
+from tmd.core.planning.forming import form, why_not_formed
 from tmd.core.values.model import Activity
 from tmd.core.values.requests import DrainRequest
 
@@ -43,7 +43,7 @@ def test_a_worker_of_an_earlier_run_with_another_size_does_not_get_in_the_way() 
         del scene.statuses["h1"]
         assert form(scene.view, "job") is None
 
-    assert unformed(scene.view, "job") == (
+    assert why_not_formed(scene.view, "job") == (
         "the job is not formed: its workers were launched for worlds of 2 ranks (as on h0); "
         "9 ranks (as on h2): stop the launchers of an earlier run, and give all others the same "
         "--nnodes and --nproc-per-node"
@@ -69,8 +69,8 @@ def test_no_rank_goes_to_a_standby_host_or_one_that_is_drained() -> None:
     drained = structs.replace(scene.view, drains=(DrainRequest("h1", "r"),))
 
     assert form(drained, "job") is None
-    assert unformed(drained, "job").startswith("the job is not formed: h1 drained")
-    assert unformed(scene.view, "job") == ""
+    assert why_not_formed(drained, "job").startswith("the job is not formed: h1 drained")
+    assert why_not_formed(scene.view, "job") == ""
 
 
 def test_a_worker_without_an_address_or_of_another_job_is_not_counted() -> None:
@@ -92,4 +92,4 @@ def test_of_two_runs_that_are_complete_none_is_formed() -> None:
     scene.says("h2", Activity.STARTING, world_size=1)
 
     assert form(scene.view, "job") is None
-    assert "worlds of 1 ranks (as on h2); 2 ranks (as on h0)" in unformed(scene.view, "job")
+    assert "worlds of 1 ranks (as on h2); 2 ranks (as on h0)" in why_not_formed(scene.view, "job")

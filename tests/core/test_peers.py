@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests import values
 from tests.core.clusters import Scene
-from tmd.core.planning.forming import form, unformed
+from tmd.core.planning.forming import form, why_not_formed
 from tmd.core.planning.standby_reasons import shortfall
 from tmd.core.planning.standbys import candidates
 from tmd.core.values.model import Activity
@@ -23,7 +23,7 @@ def test_a_worker_whose_collectives_another_library_carries_gets_no_rank() -> No
         scene.says(host, Activity.STARTING, carrier=carrier, world_size=2)
     enough = form(scene.view, "job")
     scene.says("h2", Activity.STARTING, carrier="nccl 2.27.5", world_size=2)
-    why = unformed(scene.view, "job")
+    why = why_not_formed(scene.view, "job")
 
     assert enough is not None
     assert [m.host for m in enough.membership.members] == ["h1", "h2"]
@@ -65,7 +65,7 @@ def test_workers_of_different_releases_never_form_a_job() -> None:
     scene.statuses.clear()
     scene.says("h0", Activity.STARTING, protocol=1, world_size=2)
     scene.says("h1", Activity.STARTING, protocol=2, world_size=2)
-    why = unformed(scene.view, "job")
+    why = why_not_formed(scene.view, "job")
 
     assert enough is not None
     assert [m.host for m in enough.membership.members] == ["h1", "h2"]

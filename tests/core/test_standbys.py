@@ -8,7 +8,7 @@ from msgspec import structs
 from tests.plugins.clusters import planned
 from tests.values import alert, member, record
 from tmd.core.alerts.findings import BANNED
-from tmd.core.planning.forming import form, unformed
+from tmd.core.planning.forming import form, why_not_formed
 from tmd.core.planning.migration import PlanFacts
 from tmd.core.planning.planning import steer
 from tmd.core.planning.standbys import candidates, lasting
@@ -283,7 +283,7 @@ def test_a_job_that_cannot_form_because_of_a_drain_says_so():
     fresh = structs.replace(worker_status("h1/job/0.a"), world_size=1)
     hosts = (HostStatus("h1", "i", workers=(fresh,)),)
 
-    assert unformed(ClusterView(hosts=hosts), "job") == ""
-    assert "h1 drained" in unformed(
+    assert why_not_formed(ClusterView(hosts=hosts), "job") == ""
+    assert "drained: h1" in why_not_formed(
         ClusterView(hosts=hosts, drains=(DrainRequest("h1", "r"),)), "job"
     )

@@ -23,7 +23,7 @@ from tmd.fabric.collectives import on_tensors
 from tmd.fabric.counters import CallCounter
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.grouping import Groups
-from tmd.fabric.kept_calls import DIGESTED, CollectiveCall, KeptInputs, MemoryPool
+from tmd.fabric.kept_calls import DIGEST_LIMIT, CollectiveCall, KeptInputs, MemoryPool
 from tmd.fabric.step_log import StepLog
 from tmd.fabric.unfinished_step import TABLE, StepEvent, StepState, UnfinishedStep
 from tmd.trainer.protocol.step_vote import exchange
@@ -520,13 +520,13 @@ def test_other_large_allreduces_keep_their_inputs(unlike: str) -> None:
 
 def test_outputs_whose_memory_the_script_has_freed_count_as_different() -> None:
     """As FSDP1 frees a gathered buffer. Reading it would end the process."""
-    outputs = [torch.ones(DIGESTED)]
+    outputs = [torch.ones(DIGEST_LIMIT)]
     call = CollectiveCall(FrameKind.BARRIER, on_tensors.barrier, outputs, [torch.ones(LARGE)])
     kept = KeptInputs(call, call.inputs, MemoryPool(1 << 20))
     kept.completed()
     outputs[0].untyped_storage().resize_(0)
 
-    assert not kept._had([torch.ones(DIGESTED)])
+    assert not kept._matches([torch.ones(DIGEST_LIMIT)])
 
 
 def test_an_operation_that_runs_again_is_known() -> None:

@@ -124,8 +124,8 @@ def test_an_unverified_state_is_not_shadowed() -> None:
             s.mirrors.at_boundary(step)
             ear.within(0.02, lambda: bool(ear.of(Boundary)))
             s.mirrors.close_window()
-        source.give(DUTY, near, dict)
-        s.context.verification.take(DUTY, far, slow)
+        source.verify_joiner(DUTY, near, dict)
+        s.context.verification.verify_own(DUTY, far, slow)
         s.mirrors.at_boundary(step + 1)
         unproved = window.version
         held.let_go()

@@ -336,8 +336,8 @@ def test_an_unverified_state_is_not_stored() -> None:
     with ranks([Script(1), Script(2)]) as made, linked() as (near, far):
         one, other = made
         source, joiner = StateVerification(), one.context.verification
-        source.give(back(0, 0), near, lambda: {"parameters": "there"})
-        joiner.take(back(0, 0), far, lambda: {"parameters": "here"})
+        source.verify_joiner(back(0, 0), near, lambda: {"parameters": "there"})
+        joiner.verify_own(back(0, 0), far, lambda: {"parameters": "here"})
         for rank in made:
             rank.snapshots.at_boundary(0)
         stages = [rank.settled() for rank in made]

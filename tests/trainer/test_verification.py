@@ -72,8 +72,8 @@ def test_equal_states_are_verified_while_both_sides_continue(
 ) -> None:
     """Neither side waits before it asks; afterwards every call gives the same verdict."""
     source, joiner = StateVerification(), StateVerification()
-    source.give(DUTY, links[0], slow(held))
-    joiner.take(DUTY, links[1], digest("same"))
+    source.verify_joiner(DUTY, links[0], slow(held))
+    joiner.verify_own(DUTY, links[1], digest("same"))
     assert held.wait()
     assert joiner.pending
     assert source.running
@@ -88,8 +88,8 @@ def test_equal_states_are_verified_while_both_sides_continue(
 
 def test_a_different_state_is_refuted_until_it_is_given_back(links: tuple[Link, Link]) -> None:
     source, joiner = StateVerification(), StateVerification()
-    source.give(DUTY, links[0], digest("same"))
-    joiner.take(DUTY, links[1], digest("other"))
+    source.verify_joiner(DUTY, links[0], digest("same"))
+    joiner.verify_own(DUTY, links[1], digest("other"))
 
     assert "different states" in joiner.verdict()
     assert joiner.pending
@@ -102,7 +102,7 @@ def test_a_different_state_is_refuted_until_it_is_given_back(links: tuple[Link, 
 
 def test_a_source_that_dies_has_proved_nothing(links: tuple[Link, Link]) -> None:
     joiner = StateVerification()
-    joiner.take(DUTY, links[1], digest("same"))
+    joiner.verify_own(DUTY, links[1], digest("same"))
     links[0].close()
 
     assert "not compared" in joiner.verdict()
@@ -117,8 +117,8 @@ def test_a_digest_that_fails_proves_nothing(
         raise error
 
     source, joiner = StateVerification(), StateVerification()
-    source.give(DUTY, links[0], fail if side == "source" else digest("same"))
-    joiner.take(DUTY, links[1], fail if side == "joiner" else digest("same"))
+    source.verify_joiner(DUTY, links[0], fail if side == "source" else digest("same"))
+    joiner.verify_own(DUTY, links[1], fail if side == "joiner" else digest("same"))
 
     assert "not compared" in joiner.verdict()
 
@@ -143,8 +143,8 @@ def test_another_directive_ends_the_comparison(
 ) -> None:
     """It waits neither for the other side nor for a digest of its own."""
     source, joiner = StateVerification(), StateVerification()
-    source.give(DUTY, links[0], slow(held) if waits == "source" else digest("same"))
-    joiner.take(DUTY, links[1], slow(held) if waits == "joiner" else digest("same"))
+    source.verify_joiner(DUTY, links[0], slow(held) if waits == "source" else digest("same"))
+    joiner.verify_own(DUTY, links[1], slow(held) if waits == "joiner" else digest("same"))
     assert held.wait()
     told = source if side == "source" else joiner
     told.cancel_unless(directive)
@@ -159,8 +159,8 @@ def test_the_new_epoch_does_not_end_the_comparison(
     directive: Directive, held: Held, links: tuple[Link, Link]
 ) -> None:
     source, joiner = StateVerification(), StateVerification()
-    source.give(DUTY, links[0], slow(held))
-    joiner.take(DUTY, links[1], digest("same"))
+    source.verify_joiner(DUTY, links[0], slow(held))
+    joiner.verify_own(DUTY, links[1], digest("same"))
     assert held.wait()
     for side in (source, joiner):
         side.cancel_unless(directive)
@@ -173,13 +173,13 @@ def test_without_a_thread_all_ranks_wait(
     links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, joiner = StateVerification(), StateVerification()
-    source.give(DUTY, links[0], digest("same"))
+    source.verify_joiner(DUTY, links[0], digest("same"))
 
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    joiner.take(DUTY, links[1], digest("same"))
+    joiner.verify_own(DUTY, links[1], digest("same"))
 
     assert not joiner.pending
 
@@ -200,8 +200,8 @@ def survivor(folder: Path, there: str, activity: Activity) -> Iterator[Worker]:
         linked() as (near, far),
         worker(folder, size=2, activity=activity, rank=1, step=7, plan="plan") as made,
     ):
-        source.give(DUTY, near, digest(there))
-        made.context.verification.take(DUTY, far, digest("same"))
+        source.verify_joiner(DUTY, near, digest(there))
+        made.context.verification.verify_own(DUTY, far, digest("same"))
         yield made
         source.close()
 

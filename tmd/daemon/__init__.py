@@ -1,6 +1,6 @@
 """The daemon of one host. It never imports torch; only ``store`` and its helpers use Redis.
 
 Read in this order: ``service`` (the parts), ``roster`` and ``agents`` (this host's workers),
-``watcher`` (detectors), ``leader`` (decisions), ``records`` and ``executor`` (directives), ``bus``
-and ``store`` (the cluster's shared state).
+``watcher`` (detectors), ``leader`` (decisions), ``records`` and ``record_sync`` (directives),
+``bus`` and ``store`` (the cluster's shared state).
 """

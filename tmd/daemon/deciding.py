@@ -18,7 +18,7 @@ import structlog
 from msgspec import structs
 
 from tmd.core.planning.deadlines import Seen, after_outage, seen
-from tmd.core.planning.forming import form, unformed
+from tmd.core.planning.forming import form, why_not_formed
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import dated, steer
 from tmd.core.planning.readiness import Gap, unprotected
@@ -174,7 +174,7 @@ class Decider:
     ) -> JobRecord | None:
         if record is None or record.state in ENDED:
             formed = form(view, job, before=record)
-            if formed is None and (why := unformed(view, job)):
+            if formed is None and (why := why_not_formed(view, job)):
                 self._log_once(job, why)
             return formed or dated(record, time.time()) if record else formed
         if why := left_alone(record, view):

@@ -23,7 +23,7 @@ from tmd.wire import DirectiveOrder
 MANY = 1000
 """So many lease epochs are kept in any case, also of jobs that ended long ago."""
 
-log = structlog.get_logger("tmd.executor")
+log = structlog.get_logger("tmd.records")
 
 
 class Records:

@@ -27,13 +27,13 @@ from tmd.core.values.reasons import os_reason
 from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
 from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
 from tmd.daemon.candidate import Candidate, LeaderConfig
-from tmd.daemon.executor import Executor
 from tmd.daemon.health import HostHealth
 from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
 from tmd.daemon.leader import Leader
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.publisher import Publisher, PublisherConfig
+from tmd.daemon.record_sync import RecordSync
 from tmd.daemon.records import Records
 from tmd.daemon.reload import Reloader
 from tmd.daemon.roster import Roster
@@ -92,7 +92,7 @@ class Service:
         self.leader = Leader(
             store, config, self.candidate, load_policies(settings), self.store_health, self._report
         )
-        self.executor = self._executor(settings, store)
+        self.record_sync = self._record_sync(settings, store)
         self.web = self._web(settings, store)
         self.webhook = _webhook(settings, self.candidate, store, self.store_health)
         self._settings = settings
@@ -107,7 +107,7 @@ class Service:
                 group.create_task(self.injections.run(), name="injections"),
                 group.create_task(self.health.run(), name="health"),
                 group.create_task(self.publisher.run(), name="publisher"),
-                group.create_task(self.executor.run(), name="executor"),
+                group.create_task(self.record_sync.run(), name="record_sync"),
                 group.create_task(self._wakes(), name="wakes"),
                 group.create_task(reloader.run(), name="reload"),
                 group.create_task(_sign_of_life(notifier), name="life"),
@@ -129,8 +129,8 @@ class Service:
             for task in reversed(roots):
                 task.cancel()
 
-    def _executor(self, settings: Settings, store: Store) -> Executor:
-        return Executor(
+    def _record_sync(self, settings: Settings, store: Store) -> RecordSync:
+        return RecordSync(
             store,
             self.records,
             self.agents,
@@ -190,7 +190,7 @@ class Service:
                 self.leader.hear(wake)
             case Topic.JOBS:
                 if not wake.about or wake.about in self.roster.jobs:
-                    self.executor.read_soon()
+                    self.record_sync.wake()
             case Topic.HEALTHY:
                 if wake.about in ("", self._settings.host.name):
                     self.health.bell.ring()
@@ -200,7 +200,7 @@ class Service:
                 # A store that is back may be empty: this host looks whether its records and alerts
                 # are there.
                 self.leader.hear(wake)
-                self.executor.read_all_soon()
+                self.record_sync.wake_for_all()
                 self.watcher.posted.ring()
                 self.health.bell.ring()
 

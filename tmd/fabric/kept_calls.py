@@ -25,7 +25,7 @@ from tmd.fabric.memory import has_memory, plain, view
 
 ALIGNED = 64
 """Each copy begins at a multiple of this many bytes."""
-DIGESTED = 1 << 20
+DIGEST_LIMIT = 1 << 20
 """A digest of the outputs is kept if they have at most this many bytes. Larger outputs are compared
 themselves: if the script has changed them, as by clipping, they count as different."""
 
@@ -46,8 +46,8 @@ class CollectiveCall(NamedTuple):
     objects: bool = False
     """See :class:`tmd.fabric.runner.OutputRequest`."""
     emptied: bool = False
-    """Whether the outputs are parts of objects and were set to those of ``None`` beforehand. They
-    are again if the operation breaks."""
+    """Whether the outputs carry a pickled object, and were filled with a pickled ``None``
+    beforehand. If the operation breaks they are filled so again."""
 
 
 class MemoryPool:
@@ -116,7 +116,7 @@ class KeptCall(Protocol):
         ...
 
     def drop(self) -> None:
-        """Release its memory: it will not run again."""
+        """Release the memory that is held now."""
         ...
 
 
@@ -142,7 +142,8 @@ class KeptInputs:
         self._pool = pool
         self.inputs, self._memory = pool.copies(tensors)
         self._digest_of_outputs = b""
-        """Empty if they are large. A script may change small ones."""
+        """Taken on completion, since the script may change the outputs then; empty for outputs of
+        more than ``DIGEST_LIMIT`` bytes."""
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
         for tensor, before in zip(tensors, self.inputs, strict=True):
@@ -155,7 +156,7 @@ class KeptInputs:
         pass
 
     def completed(self) -> None:
-        if sum(t.nbytes for t in self.call.outputs) <= DIGESTED:
+        if sum(t.nbytes for t in self.call.outputs) <= DIGEST_LIMIT:
             self._digest_of_outputs = _digest(self.call.outputs)
 
     def repeat_for_others(self, op: Op) -> bool:
@@ -163,9 +164,9 @@ class KeptInputs:
         if self.call.outputs is not self.call.inputs:
             outputs = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in self.call.outputs]
         self.call.body(op, outputs, inputs)
-        return self._had(outputs)
+        return self._matches(outputs)
 
-    def _had(self, outputs: Sequence[Tensor]) -> bool:
+    def _matches(self, outputs: Sequence[Tensor]) -> bool:
         """Whether the operation had exactly these ``outputs``.
 
         Without a digest they are compared with the script's tensors, which it may have changed.
@@ -174,7 +175,8 @@ class KeptInputs:
             return self._digest_of_outputs == _digest(outputs)
         pairs = zip(self.call.outputs, outputs, strict=True)
         return all(
-            has_memory(mine) and torch.equal(_bits(mine), _bits(again)) for mine, again in pairs
+            has_memory(mine) and torch.equal(_as_bytes(mine), _as_bytes(again))
+            for mine, again in pairs
         )
 
     def drop(self) -> None:
@@ -218,7 +220,7 @@ class KeptParts:
     def received(self, rank: int, ranks: Sequence[int]) -> None:
         self._parts = self._parts_of(self.call.outputs[0])
         if rank in ranks:
-            # In the place of `rank`, this one must be able to give what that one completed first.
+            # This rank stands in for `rank` now: it must serve the part that `rank` has reduced.
             start, stop = own_part(ranks.index(rank), len(ranks), self._parts.flat.numel())
             self._parts.begin_sealed(start).add(self._parts.flat[start:stop])
 
@@ -236,13 +238,13 @@ class KeptParts:
         self._rooms = []
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:
     found = xxhash.xxh3_128()
     for tensor in tensors:
-        bits = _bits(tensor)  # alive while it is read
+        bits = _as_bytes(tensor)  # alive while it is read
         found.update(view(bits))
     return found.digest()

@@ -63,7 +63,7 @@ class Kubernetes:
         Raises:
             KubernetesError: there is no list.
         """
-        with _refused_as("list nodes"):
+        with _explained_as("list nodes"):
             found = self._client.list(_NODE, chunk_size=PAGE)
             return [objects.node_of(body, self._labels) async for body in found]
 
@@ -75,27 +75,28 @@ class Kubernetes:
         """
         if not self._namespace:
             return []
-        with _refused_as("list DrainRequests"):
+        with _explained_as("list DrainRequests"):
             drains = []
-            with _unless(NOT_FOUND):
+            with _tolerate(NOT_FOUND):
                 found = self._client.list(_DRAIN, namespace=self._namespace, chunk_size=PAGE)
                 drains = [objects.drain_of(body) async for body in found]
             return drains
 
     async def mark(self, change: NodeChange) -> None:
-        """Set the condition of a node. The Event comes first: a repetition makes no second one,
-        since it has the same name, but a condition that is set is never looked at again.
+        """Set the condition of a node, after the Event about it. If the patch fails, the retry
+        makes no second Event, since it has the same name. In the reverse order an Event that failed
+        would never be made, since the condition is set already.
 
         Raises:
             KubernetesError: one of them is refused.
         """
         now = _now()
         if change.event is not None:
-            with _refused_as("create an Event"):
+            with _explained_as("create an Event"):
                 body = objects.event(change.node, change.event, now)
-                with _unless(CONFLICT):
+                with _tolerate(CONFLICT):
                     await self._client.create(_EVENT(body), namespace=objects.EVENTS)
-        with _refused_as("patch the status of a node"):
+        with _explained_as("patch the status of a node"):
             patch = objects.marked(change, now)
             await self._client.patch(_NODE.Status, change.node.name, patch)
 
@@ -105,7 +106,7 @@ class Kubernetes:
         Raises:
             KubernetesError: it has changed meanwhile, or this is refused.
         """
-        with _refused_as("patch the status of a DrainRequest"), _unless(NOT_FOUND):
+        with _explained_as("patch the status of a DrainRequest"), _tolerate(NOT_FOUND):
             body = await self._client.get(_DRAIN, drain.name, namespace=drain.namespace)
             await self._client.patch(
                 _DRAIN.Status,
@@ -131,7 +132,7 @@ def _now() -> str:
 
 
 @contextmanager
-def _refused_as(what: str) -> Iterator[None]:
+def _explained_as(what: str) -> Iterator[None]:
     """Turns errors of the client into a sentence."""
     try:
         yield
@@ -154,8 +155,8 @@ def _refused_as(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _unless(status: int) -> Iterator[None]:
-    """Takes one answer of the API server for what was wanted."""
+def _tolerate(status: int) -> Iterator[None]:
+    """Suppresses an HTTP error with this status."""
     try:
         yield
     except httpx2.HTTPStatusError as error:

@@ -88,7 +88,7 @@ def completed(body: Object, message: str, now: str) -> dict[str, Any]:
 
 
 def event(about: Node, what: Event, now: str) -> dict[str, Any]:
-    """An Event about a node, as the kubelet's: its UID is the name."""
+    """An Event about a node. Like the kubelet, it uses the name of the node as the UID."""
     return {
         "apiVersion": "v1",
         "kind": "Event",

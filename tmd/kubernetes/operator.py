@@ -1,4 +1,4 @@
-"""The operator: looks at nodes and cluster, and makes them agree; kopf tells it when to look."""
+"""The operator: reconciles Kubernetes nodes with tmd hosts, whenever kopf reports a change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tmd.kubernetes import objects
 from tmd.kubernetes.api import Kubernetes, KubernetesError
 
 SETTLE_S = 0.1
-"""A list at the start, or a rack that is cordoned, is many events at once."""
+"""Pause after an event: the list at the start, or the cordon of a rack, sends many."""
 
 
 class Synchronizer:
-    """Looks at both sides and makes them agree."""
+    """Reconciles both sides."""
 
     def __init__(self, store: Store, kubernetes: Kubernetes, rules: Rules, *, leave: bool) -> None:
         self._history = HostHistory(store)
@@ -55,7 +55,7 @@ class Synchronizer:
 
 
 class Watch:
-    """Rings when a node or a DrainRequest has changed in what decides."""
+    """Rings at each event of a DrainRequest, and when the cordon or the host of a node changes."""
 
     def __init__(self) -> None:
         self.event = WakeEvent()
@@ -74,7 +74,7 @@ class Watch:
         return registry
 
     async def _node(self, body: Any, **_: Any) -> None:
-        # Kubelets report for each node every few minutes: mostly nothing that decides.
+        # Kubelets update every node every few minutes; most updates change neither.
         node = objects.node_of(body)
         mark = (node.cordoned, node.host)
         if self._seen.get(node.name) != mark:
@@ -106,7 +106,7 @@ async def run(
         await watch.event.wait(every_s)
         await asyncio.sleep(SETTLE_S)
 
-    # Before kopf starts: it ends every task that is younger than itself.
+    # Create this task before kopf starts: kopf cancels all that are created later when it ends.
     looking = asyncio.create_task(look_always(look, rest))
     watching = asyncio.create_task(_watched(watch, namespace, liveness, stop))
     try:
@@ -120,7 +120,7 @@ async def run(
 
 
 async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Event | None) -> None:
-    # kopf logs what fails in its tasks, and awaits not all of them in the end.
+    # kopf logs the errors of its tasks but does not await all of them: asyncio would log them too.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False

@@ -28,7 +28,7 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
     if there are no others. ``before`` is the record of an ended run with the same name, whose
     epochs and revisions continue.
     """
-    fresh = _fresh(_fit(view, job))
+    fresh = _of_one_size(_eligible(view, job))
     size = len(fresh) and fresh[0][1].world_size
     common = commonest(w for _, w in fresh)
     fit = [(h, w) for h, w in fresh if mismatch(w, common) is None]
@@ -50,12 +50,12 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
     )
 
 
-def unformed(view: ClusterView, job: str) -> str:
-    """Why a job with enough workers is not formed; empty if nobody has to do anything."""
-    come = _fit(view, job)
+def why_not_formed(view: ClusterView, job: str) -> str:
+    """Why the job is not formed, if an operator must act; else empty."""
+    come = _eligible(view, job)
     if uneven := _uneven(come):
         return f"the job is not formed: {uneven}"
-    fresh = _fresh(come)
+    fresh = _of_one_size(come)
     common = commonest(w for _, w in fresh)
     unlike = [(w, found) for _, w in fresh if (found := mismatch(w, common))]
     if unlike and len(fresh) - len(unlike) < fresh[0][1].world_size <= len(fresh):
@@ -66,13 +66,12 @@ def unformed(view: ClusterView, job: str) -> str:
     if not held:
         return ""
     names = ", ".join(held)
-    return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
+    return f"the job is not formed: drained: {names} ('tmd undrain HOST' gives a host back)"
 
 
-def _fresh(found: Workers) -> Workers:
-    """Of ``found`` those that may get a rank of a new run: the ones of the only world that is
-    complete, since a launcher of an earlier run with the same name may still be there. None if
-    several worlds are complete."""
+def _of_one_size(found: Workers) -> Workers:
+    """Workers of one world size: the only complete one, or the most common one if none is. Empty if
+    several are complete: a launcher of an earlier run with the same name may still be there."""
     sizes = Counter(w.world_size for _, w in found)
     whole = [size for size, number in sizes.items() if number >= size]
     if len(whole) > 1:
@@ -81,7 +80,7 @@ def _fresh(found: Workers) -> Workers:
     return [(host, w) for host, w in found if w.world_size == size]
 
 
-def _fit(view: ClusterView, job: str) -> Workers:
+def _eligible(view: ClusterView, job: str) -> Workers:
     """Workers that wait for a rank of a new run, on hosts that may have one."""
     drained = barred(view)
     return [

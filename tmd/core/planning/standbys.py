@@ -119,7 +119,7 @@ def dismissed(record: JobRecord, view: ClusterView) -> tuple[str, ...]:
 
 
 def in_reserve(view: ClusterView) -> set[str]:
-    """Hosts that get a rank only after a loss, by an operator's order."""
+    """Hosts that get a rank only if there are no others, by an operator's order."""
     return {d.host for d in view.drains if d.reserve and not d.bars}
 
 

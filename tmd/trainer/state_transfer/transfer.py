@@ -87,7 +87,7 @@ class StateTransfer:
                 digest = self._state.digest(step)
                 if isinstance(directive, Sync):
                     owned.pop_all()
-                    self._verification.give(directive, link, digest)
+                    self._verification.verify_joiner(directive, link, digest)
                     return 0
                 if stream.confirm(link, digest):
                     return 0
@@ -145,7 +145,7 @@ class StateTransfer:
                 digest = self._state.digest(header.step)
                 owned.pop_all()
                 takeover.link = None
-                self._verification.take(directive, link, digest)
+                self._verification.verify_own(directive, link, digest)
             elif not (has and stream.has_same(link, self._state.digest(header.step))):
                 self._state.place(offer.layouts, partial(stream.receive_tensors, link))
                 self._state.grade(header.graded)
@@ -169,7 +169,7 @@ class StateTransfer:
                 raise LinkError(f"{link.peer} is in step {header.step}, not {step}")
             stream.answer(link, has=True)
             owned.pop_all()
-            self._verification.take(directive, link, self._state.digest(step))
+            self._verification.verify_own(directive, link, self._state.digest(step))
 
     def _meet(
         self, takeover: Takeover, cancelled: Callable[[], bool], source: Member | None = None

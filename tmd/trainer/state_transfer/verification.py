@@ -1,10 +1,10 @@
-"""Verifies a joiner's state in the background, during the first step that begins with it.
+"""Verifies a joiner's state in the background, while the joiner computes its first step.
 
 A joiner that shadowed the lost rank, or a replica of it, should already hold the state. It computes
 the first step of the new epoch on trust, but does not vote or copy its state to others until its
-digest equals the source's (invariant I6). No rank waits for digests of a large state, and no step
-of a wrong state is ever committed. If verification fails the step breaks, and the joiner becomes a
-standby again.
+digest equals the source's (invariant I6). All ranks compute meanwhile, and only the vote waits for
+the digests, so that no step of a wrong state is ever committed. If verification fails the step
+breaks, and the joiner becomes a standby again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logging.getLogger("tmd.trainer")
 
 
 class StateVerification:
-    """Both sides. Owns a thread and a link for each comparison that the main thread begins."""
+    """The side of the joiner, and that of the source. Owns a thread and a link for each comparison
+    that the main thread begins."""
 
     def __init__(self) -> None:
         self._own: _Comparison | None = None
@@ -39,12 +40,12 @@ class StateVerification:
         self._others: tuple[_Comparison, ...] = ()
         """Comparisons with joiners that should hold this worker's state."""
 
-    def take(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
+    def verify_own(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
         """Joiner: verify the local state, which must not change until :meth:`verdict` returns."""
         self.drop()
         self._own = _Comparison(directive, link, lambda: stream.has_same(link, own))
 
-    def give(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
+    def verify_joiner(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
         """Source: verify a joiner's state by this one; no step is committed before the end."""
         found = _Comparison(directive, link, lambda: stream.confirm(link, own))
         self._others = (*(c for c in self._others if not c.over.is_set()), found)
@@ -66,8 +67,8 @@ class StateVerification:
         return self.later()()
 
     def later(self) -> Verdict:
-        """A verdict on the state as it is now, for a copy of it: it may be called at any time in
-        any thread, even after this worker has given its rank back."""
+        """A function that waits for the verification of the current state. A copy of this state
+        may call it later in any thread, even after this worker has given its rank back."""
         own = self._own
         return (lambda: "") if own is None else own.verdict
 

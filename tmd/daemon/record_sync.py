@@ -31,7 +31,7 @@ from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 
-log = structlog.get_logger("tmd.executor")
+log = structlog.get_logger("tmd.records")
 
 ALL_S = 60.0
 """Longest interval at which all records are read; the shortest is half of it."""
@@ -40,9 +40,9 @@ SOON_S = 5.0
 CLEARED_BECAUSE = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
 
 
-class Executor:
-    """One per daemon. It reads at once when the roster has a new worker, or ``read_soon``
-    is called."""
+class RecordSync:
+    """One per daemon. It reads at once when the roster has a new worker, or after :meth:`wake` and
+    :meth:`wake_for_all`."""
 
     def __init__(
         self,
@@ -67,45 +67,45 @@ class Executor:
         self._findings = JobFindings(report, CLEARED_BECAUSE)
         self._refused: dict[str, int] = {}
         """Lease epoch of the refused record that was logged last, by job."""
-        self._all_at = -math.inf
+        self._next_full_read = -math.inf
         """Loop time at which all records are read next."""
 
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
             try:
-                await self.turn()
+                await self.poll()
             except StoreUnavailable as error:
                 await self._store_health.failed(StoreLoop.RECORDS, error)  # waits a while
                 continue
             self._store_health.worked(StoreLoop.RECORDS)
             await self._roster.records_due.wait(self._poll_s)
 
-    def read_soon(self) -> None:
-        """Read at once the records of jobs with workers on this host: one may have changed."""
+    def wake(self) -> None:
+        """Read the records of this host's jobs now: one may have changed."""
         self._roster.records_due.ring()
 
-    def read_all_soon(self) -> None:
-        """Read at once the records of jobs with workers on this host, and within :data:`SOON_S`
-        those of all jobs: the store may have lost any of them."""
+    def wake_for_all(self) -> None:
+        """Read the records of this host's jobs now, and within :data:`SOON_S` those of all jobs:
+        the store may have lost any of them."""
         now = asyncio.get_running_loop().time()
-        self._all_at = min(self._all_at, now + random.uniform(0, SOON_S))
-        self.read_soon()
+        self._next_full_read = min(self._next_full_read, now + random.uniform(0, SOON_S))
+        self.wake()
 
-    async def turn(self) -> None:
+    async def poll(self) -> None:
         """Read the records once and apply them."""
         own = frozenset(self._roster.jobs)
         now = asyncio.get_running_loop().time()
         # What is known is noted before the read: a job that appears during it is not lost.
         known = frozenset(self._records.jobs)
-        if not self._leads() and now < self._all_at:
+        if not self._leads() and now < self._next_full_read:
             return await self._apply(await self._store.jobs_named(own), known & own)
-        # Set before the read, during which the store may come back and ask for another one.
-        self._all_at = now + random.uniform(ALL_S / 2, ALL_S)
+        # Set before the read: if the store recovers meanwhile, :meth:`wake_for_all` may change it.
+        self._next_full_read = now + random.uniform(ALL_S / 2, ALL_S)
         try:
             stored = await self._store.jobs()
         except StoreUnavailable:
-            self._all_at = now
+            self._next_full_read = now
             raise
         await self._apply(stored, known)
         self._records.forget_epochs({*own, *stored.unread, *(r.job for r in stored.records)})
@@ -114,23 +114,23 @@ class Executor:
         """``asked``: known jobs whose records were looked for."""
         records, unread = stored
         there = {*(record.job for record in records), *unread}
-        lost = []
+        to_restore = []
         for known in [self._records.jobs[job] for job in asked if job not in there]:
             if known.state in ENDED:
                 self._records.forget(known.job)
             else:
-                lost.append(known)
+                to_restore.append(known)
         for record in records:
             match self._records.take(record):
                 case Receipt.OLDER:
-                    lost.append(self._records.jobs[record.job])
+                    to_restore.append(self._records.jobs[record.job])
                 case Receipt.REFUSED:
                     self._log_refusal(record)
                 case Receipt.NEW | Receipt.KNOWN:
                     self._refused.pop(record.job, None)
         self._agents.push()
         self._report_unread(unread)
-        for record in lost:
+        for record in to_restore:
             if await self._store.restore_job(record):
                 log.warning("record restored", job=record.job, revision=record.revision)
 
@@ -142,5 +142,5 @@ class Executor:
     def _log_refusal(self, record: JobRecord) -> None:
         if self._refused.get(record.job) != record.lease_epoch:
             self._refused[record.job] = record.lease_epoch
-            event = "record written by a former leader refused"
+            event = "refused a record written by a former leader"
             log.warning(event, job=record.job, lease_epoch=record.lease_epoch)

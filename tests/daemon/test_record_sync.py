@@ -11,7 +11,7 @@ from tests import values
 from tests.daemon.tasks import running
 from tmd.core.values.model import READABLE_VERSION, JobState, State
 from tmd.daemon.agents import AgentServer, AgentSocket
-from tmd.daemon.executor import ALL_S, SOON_S, Executor
+from tmd.daemon.record_sync import ALL_S, SOON_S, RecordSync
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
@@ -39,7 +39,7 @@ def reported():
 
 @pytest.fixture
 def build(data, tmp_path, roster, reported):
-    """A function that builds an executor."""
+    """A function that builds an record_sync."""
 
     def built(**options):
         records = Records(tmp_path)
@@ -47,38 +47,38 @@ def build(data, tmp_path, roster, reported):
         server = AgentServer(door, roster, records)
         client = data.client()
         given = {"poll_s": 1.0, "report": reported.append, **options}
-        return Executor(client, records, server, StoreHealth(), roster, **given)
+        return RecordSync(client, records, server, StoreHealth(), roster, **given)
 
     return built
 
 
 @pytest.fixture
-def executor(build, roster):
+def record_sync(build, roster):
     """On a host with a worker of the job."""
     roster.report(worker_status("h1/job/0.a"), now=0.0)
     return build()
 
 
-async def test_a_record_lost_by_the_store_is_restored(data, executor, record):
+async def test_a_record_lost_by_the_store_is_restored(data, record_sync, record):
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
-    await executor.turn()
+    await record_sync.poll()
     data.wipe()
-    await executor.turn()
+    await record_sync.poll()
 
     assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
 
 
-async def test_a_job_that_has_ended_can_be_deleted(data, executor, record):
+async def test_a_job_that_has_ended_can_be_deleted(data, record_sync, record):
     """Nobody has to write it back, and a new run of that name is obeyed, whatever it counts."""
     old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)
     await data.client().put_job(old, expected=0)
-    await executor.turn()
+    await record_sync.poll()
     data.wipe()
-    await executor.turn()
+    await record_sync.poll()
     deleted = (await data.client().jobs()).records
     new = values.record("h3", "h4", revision=1, lease_epoch=9)
     await data.client().put_job(new, expected=0)
-    await executor.turn()
+    await record_sync.poll()
 
     assert deleted == ()
     assert (await data.client().jobs()).records == (new,)
@@ -86,67 +86,67 @@ async def test_a_job_that_has_ended_can_be_deleted(data, executor, record):
 
 async def test_a_host_that_was_away_learns_that_its_job_ended_long_ago(data, build, record):
     """The job is not listed any more, and no worker of it is left on the host."""
-    executor, client = build(), data.client()
+    record_sync, client = build(), data.client()
     await client.put_job(record(revision=4, lease_epoch=8), expected=0)
-    await executor.turn()
+    await record_sync.poll()
     ended = record(revision=5, lease_epoch=8, state=JobState.FINISHED)
     await client.put_job(ended, expected=4)
     await client.unlist_job(ended)
     for _ in range(2):
-        executor._all_at = 0.0
-        await executor.turn()
+        record_sync._next_full_read = 0.0
+        await record_sync.poll()
 
-    assert executor._records.jobs["job"] == ended
+    assert record_sync._records.jobs["job"] == ended
     assert (await client.jobs()).records == (ended,)
 
 
-async def test_a_new_run_replaces_a_job_that_was_deleted_meanwhile(data, executor, record):
+async def test_a_new_run_replaces_a_job_that_was_deleted_meanwhile(data, record_sync, record):
     """It was formed before this daemon had noticed."""
     old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)
     await data.client().put_job(old, expected=0)
-    await executor.turn()
+    await record_sync.poll()
     data.wipe()
     new = values.record("h3", "h4", revision=1, lease_epoch=9)
     await data.client().put_job(new, expected=0)
-    await executor.turn()
-    await executor.turn()
+    await record_sync.poll()
+    await record_sync.poll()
 
     assert (await data.client().jobs()).records == (new,)
 
 
 async def test_a_job_that_has_ended_is_restored_over_its_own_earlier_revision(
-    data, executor, record
+    data, record_sync, record
 ):
     """A fail-over of Redis may lose the last writes, and the next leader may have written since."""
     old = record(revision=50, lease_epoch=8, state=JobState.FINISHED)
     await data.client().put_job(old, expected=0)
-    await executor.turn()
+    await record_sync.poll()
     data.wipe()
     await data.client().put_job(record(revision=49, lease_epoch=9), expected=0)
-    await executor.turn()
+    await record_sync.poll()
 
     assert [r.revision for r in (await data.client().jobs()).records] == [50]
 
 
-async def test_a_record_older_in_the_store_is_restored(data, executor, record):
+async def test_a_record_older_in_the_store_is_restored(data, record_sync, record):
     """A fail-over of Redis may lose the last writes."""
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
-    await executor.turn()
+    await record_sync.poll()
     data.wipe()
     await data.client().put_job(record(revision=3, lease_epoch=8), expected=0)
-    await executor.turn()
+    await record_sync.poll()
 
     assert [r.revision for r in (await data.client().jobs()).records] == [4]
 
 
-async def test_a_record_of_an_older_leader_changes_nothing(data, executor, record):
+async def test_a_record_of_an_older_leader_changes_nothing(data, record_sync, record):
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
-    await executor.turn()
+    await record_sync.poll()
     data.wipe()
     await data.client().put_job(record(revision=9, lease_epoch=7), expected=0)
-    await executor.turn()
+    await record_sync.poll()
 
-    assert executor._records.jobs["job"].revision == 4
+    assert record_sync._records.jobs["job"].revision == 4
 
 
 @pytest.mark.parametrize("revision", [5, 2], ids=["later", "lower, after lost writes"])
@@ -154,20 +154,20 @@ async def test_a_record_of_an_older_leader_changes_nothing(data, executor, recor
     "changes", [{"v": READABLE_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
 )
 async def test_a_record_of_a_later_version_is_neither_obeyed_nor_replaced(
-    data, executor, record, revision, changes
+    data, record_sync, record, revision, changes
 ):
     """The known record stays in force: the workers get no new order. It is not lost."""
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
-    await executor.turn()
+    await record_sync.poll()
     later = record(revision=revision, lease_epoch=9)
     for name, value in changes.items():
         structs.force_setattr(later, name, value)
     data.wipe()
     await data.client().put_job(later, expected=0)
     before = dict(data.records)
-    await executor.turn()
+    await record_sync.poll()
 
-    assert executor._records.jobs["job"].revision == 4
+    assert record_sync._records.jobs["job"].revision == 4
     assert data.records == before
 
 
@@ -176,18 +176,18 @@ async def test_a_record_of_a_later_version_is_reported_where_it_matters(
 ):
     """On hosts with a worker of the job, and by the leader; it ends when the record is read."""
     leads = []
-    executor = build(leads=lambda: bool(leads))
+    record_sync = build(leads=lambda: bool(leads))
     await data.client().put_job(record(v=READABLE_VERSION + 1), expected=0)
-    await executor.turn()
+    await record_sync.poll()
     elsewhere = list(reported)
     leads.append(True)
-    await executor.turn()
+    await record_sync.poll()
     leads.clear()
     roster.report(worker_status("h1/job/0.a"), now=0.0)
-    await executor.turn()
-    await executor.turn()
+    await record_sync.poll()
+    await record_sync.poll()
     await data.client().put_job(record(revision=2), expected=1)
-    await executor.turn()
+    await record_sync.poll()
 
     assert elsewhere == []
     assert [(s.code, s.entity, s.state) for s in reported] == [
@@ -197,31 +197,31 @@ async def test_a_record_of_a_later_version_is_reported_where_it_matters(
     assert "update tmd on this host" in reported[0].message
 
 
-async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, executor, record):
-    async with running(executor):
+async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, record_sync, record):
+    async with running(record_sync):
         await asyncio.sleep(0.01)
         await data.client().put_job(record(revision=1), expected=0)
-        executor.read_soon()
+        record_sync.wake()
         await asyncio.sleep(0.01)
-        at_once = executor._records.jobs["job"].revision
+        at_once = record_sync._records.jobs["job"].revision
         await data.client().put_job(record(revision=2), expected=1)
         await asyncio.sleep(1.01)
-        later = executor._records.jobs["job"].revision
+        later = record_sync._records.jobs["job"].revision
 
     assert (at_once, later) == (1, 2)
 
 
 async def test_a_job_without_workers_here_is_read_now_and_then(data, build, record):
     """Hundreds of jobs on ten thousand hosts: no host reads what concerns others each second."""
-    executor = build()
+    record_sync = build()
     revisions = []
-    async with running(executor):
+    async with running(record_sync):
         await asyncio.sleep(0.01)
         for revision in (1, 2):
             await data.client().put_job(record(revision=revision), expected=revision - 1)
             for wait_s in (2.0, ALL_S):
                 await asyncio.sleep(wait_s)
-                known = executor._records.jobs.get("job")
+                known = record_sync._records.jobs.get("job")
                 revisions.append(known.revision if known else 0)
 
     assert revisions == [0, 1, 1, 2]
@@ -230,11 +230,11 @@ async def test_a_job_without_workers_here_is_read_now_and_then(data, build, reco
 async def test_a_store_that_is_back_is_soon_compared_with_all_records(data, build, record):
     """It may have lost the record of a job that has no worker anywhere."""
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
-    executor = build()
-    async with running(executor):
+    record_sync = build()
+    async with running(record_sync):
         await asyncio.sleep(0.01)
         data.wipe()
-        executor.read_all_soon()
+        record_sync.wake_for_all()
         await asyncio.sleep(SOON_S + 1.0)
 
     assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
@@ -243,40 +243,40 @@ async def test_a_store_that_is_back_is_soon_compared_with_all_records(data, buil
 async def test_a_store_that_comes_back_during_a_read_is_soon_read_again(data, build, record):
     """The read may have begun before the store lost its records."""
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
-    executor = build()
-    read = executor._store.jobs
+    record_sync = build()
+    read = record_sync._store.jobs
 
     async def slow_read():
         found = await read()
-        executor.read_all_soon()
+        record_sync.wake_for_all()
         data.wipe()
-        executor._store.jobs = read
+        record_sync._store.jobs = read
         return found
 
-    executor._store.jobs = slow_read
-    async with running(executor):
+    record_sync._store.jobs = slow_read
+    async with running(record_sync):
         await asyncio.sleep(SOON_S + 1.0)
 
     assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
 
 
 async def test_a_new_worker_has_the_record_of_its_job_read(data, build, roster, record):
-    executor = build()
-    async with running(executor):
+    record_sync = build()
+    async with running(record_sync):
         await asyncio.sleep(0.01)
         await data.client().put_job(record(), expected=0)
         roster.report(worker_status("h1/job/0.a"), now=0.0)
         await asyncio.sleep(0.01)
 
-    assert "job" in executor._records.jobs
+    assert "job" in record_sync._records.jobs
 
 
-async def test_an_outage_only_delays(data, executor, record):
-    async with running(executor):
+async def test_an_outage_only_delays(data, record_sync, record):
+    async with running(record_sync):
         data.fall_away()
         await asyncio.sleep(60)
         data.away = False
         await data.client().put_job(record(), expected=0)
         await asyncio.sleep(2)
 
-    assert "job" in executor._records.jobs
+    assert "job" in record_sync._records.jobs
