@@ -115,16 +115,18 @@ class RebalanceStragglers(Policy):
     ) -> str:
         """Evidence that the host is the cause; empty if there is none."""
         for alert in host.alerts:
-            if self._speaks(alert, slow, status.step_seconds) and alert.may_concern(status):
+            if self._speaks(alert, slow, status) and alert.may_concern(status):
                 return f"{alert.code} of {alert.entity} on its host"
         here = {m.worker for m in record.membership.members if m.host == host.host}
         if 1 < len(here) < record.world_size and here <= _slow(host).keys():
             return f"so are all {len(here)} ranks of its host"
         return ""
 
-    def _speaks(self, alert: Alert, slow: Alert, step_s: float) -> bool:
+    def _speaks(self, alert: Alert, slow: Alert, status: WorkerStatus) -> bool:
         assert isinstance(self.config, RebalanceStragglersConfig)
-        within_s = self.config.within_s
+        assert status.pace is not None
+        # The median of a block: one step may have waited for an evaluation or a checkpoint.
+        confirmed_s, within_s = CONFIRMED_STEPS * status.pace.busy_s, self.config.within_s
         return (
             alert.code.startswith(self.config.witnesses)
             and not alert.code.endswith(OWN_TROUBLES)
@@ -132,7 +134,7 @@ class RebalanceStragglers(Policy):
             and alert.severity is not Severity.INFO
             # A detector with strategy observe is on trial and no witness.
             and alert.strategy is not Strategy.OBSERVE
-            and slow.at - CONFIRMED_STEPS * step_s - within_s <= alert.at <= slow.at + within_s
+            and slow.at - confirmed_s - within_s <= alert.at <= slow.at + within_s
         )
 
 

@@ -37,6 +37,7 @@ class KnownPort(Struct, frozen=True):
     medium: Medium
     nodes: tuple[str, ...] = ()
     """Its character devices, when none was missing."""
+    interface: str = ""
 
 
 class _Memory:
@@ -63,7 +64,8 @@ class _Memory:
     @property
     def known(self) -> KnownPort:
         nodes = sorted(node for kind in self._nodes.values() for node in kind)
-        return KnownPort(self.port.identity, self.port.name, self.port.medium, tuple(nodes))
+        port = self.port
+        return KnownPort(port.identity, port.name, port.medium, tuple(nodes), port.interface)
 
     def forget_nodes(self) -> None:
         """Expect only the character devices that are there now."""
@@ -100,7 +102,7 @@ class NicFindings:
         self._forgotten: set[str] = set()
         """Identities of ports that an operator does not expect after a restart."""
         for each in known:
-            port = Port(each.name, each.identity, each.medium)
+            port = Port(each.name, each.identity, each.medium, interface=each.interface)
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
             memory.update_nodes(each.nodes)
 
@@ -113,7 +115,7 @@ class NicFindings:
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
         present = {port.identity: port for port in snapshot.ports}
-        yield from self._drop_out_of_scope(set(snapshot.outside) - present.keys())
+        yield from self._drop_out_of_scope(snapshot, present)
         yield from self._drop_placeholders({port.name for port in snapshot.ports})
         present |= self._never_seen(snapshot)
         yield from self._renamed(present)
@@ -128,12 +130,17 @@ class NicFindings:
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
 
-    def _drop_out_of_scope(self, outside: Iterable[str]) -> Iterator[Signal]:
-        """Forget the ports that are out of scope now: the default route may have moved to one."""
-        for identity in outside:
-            memory = self._ports.pop(identity, None)
-            if memory is not None:
-                yield from self._update(memory, {})
+    def _drop_out_of_scope(
+        self, snapshot: Snapshot, present: Mapping[str, Port]
+    ) -> Iterator[Signal]:
+        """Forget the ports that are out of scope now: the default route may have moved to one, or
+        its interface was bonded, and the RDMA device of the bond stands for it."""
+        outside = {*snapshot.outside} - present.keys()
+        for identity, memory in self._ports.items():
+            if identity not in present and memory.port.interface in snapshot.bonded:
+                outside.add(identity)
+        for identity in outside & self._ports.keys():
+            yield from self._update(self._ports.pop(identity), {})
 
     def _renamed(self, present: Mapping[str, Port]) -> Iterator[Signal]:
         """End the findings of ports that have another name now; what still holds is raised anew.
@@ -142,13 +149,15 @@ class NicFindings:
         port whose name another port has now is called by its identity from then on.
         """
         taken = {port.name for port in present.values()}
-        for identity, memory in self._ports.items():
+        for identity, memory in list(self._ports.items()):
             port, name = present.get(identity), memory.port.name
             if port is not None and port.name != name:
                 yield from self._update(memory, {})
             elif port is None and name in taken:
                 yield from self._update(memory, {})
                 memory.port = memory.port._replace(name=identity)
+                if identity == name:  # it had no GUID, and this is the same port
+                    del self._ports[identity]
 
     def forget(self, code: str) -> None:
         """After a restart, do not expect the ports that are down or missing now. ``code`` limits

@@ -58,7 +58,10 @@ class NicReader:
                 ports.append(self._ethernet(interface))
             else:
                 outside.append(interface)
-        return Snapshot(tuple(ports), tuple(outside))
+        bonded = [
+            name for name in _names(self._net) if os.path.exists(f"{self._net}/{name}/master")
+        ]
+        return Snapshot(tuple(ports), tuple(outside), tuple(bonded))
 
     def _is_physical(self, folder: str) -> bool:
         device = f"{folder}/device"
@@ -137,6 +140,7 @@ class NicReader:
             rate_mb=_ib_rate(_text(f"{port}/rate")) if up else None,
             counters=self._values((name, interface) if interface else (name,), places),
             nodes=nodes,
+            interface=interface or "",
             near=self._near(f"{folder}/device"),
         )
 

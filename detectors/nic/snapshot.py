@@ -33,6 +33,8 @@ class Port(NamedTuple):
     counters: dict[str, int] = {}
     nodes: tuple[str, ...] = ()
     """Character devices of the port (``uverbs0``, ``umad0``)."""
+    interface: str = ""
+    """Of the port of an RDMA device, if it has one."""
     near: tuple[str, ...] = ()
     """The nearest GPUs in the PCI tree, as ``pci:0000:3b:00.0``."""
 
@@ -42,6 +44,8 @@ class Snapshot(NamedTuple):
     outside: tuple[str, ...] = ()
     """Identities of ports that are there, but out of scope, or part of the port of an RDMA
     device."""
+    bonded: tuple[str, ...] = ()
+    """Interfaces that belong to a bond, in which two RDMA devices may become one."""
 
 
 class ScopeReading(NamedTuple):

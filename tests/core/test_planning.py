@@ -12,7 +12,7 @@ from tests.core.clusters import STEP, Scene
 from tests.core.test_forming import starting
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import given_up, may_be_unlisted, steer
+from tmd.core.planning.planning import dated, given_up, may_be_unlisted, steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -94,13 +94,13 @@ def test_the_end_of_a_job_gets_a_time() -> None:
     for host in scene.ranks:
         scene.exit(host, 0)
     ended = steered(scene)
-    scene.record = given_up(scene.record, "me")
-    dated = steered(scene)
-    scene.record = dated
+    by_hand = given_up(scene.record, "me")
+    later = dated(by_hand, 60.0)
 
     assert (ended.state, ended.ended_at, ended.revision) == (JobState.FINISHED, 50.0, 8)
-    assert (dated.state, dated.ended_at, dated.revision) == (JobState.FAILED, 50.0, 9)
-    assert steered(scene) is dated
+    assert (by_hand.ended_at, by_hand.revision) == (0.0, 8)
+    assert (later.state, later.ended_at, later.revision) == (JobState.FAILED, 60.0, 9)
+    assert dated(later, 70.0) is later
 
 
 def test_an_ended_job_stays_on_the_list_for_a_while_and_as_long_as_it_has_workers() -> None:

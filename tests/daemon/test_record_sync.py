@@ -85,19 +85,57 @@ async def test_a_job_that_has_ended_can_be_deleted(data, record_sync, record):
 
 
 async def test_a_host_that_was_away_learns_that_its_job_ended_long_ago(data, build, record):
-    """The job is not listed any more, and no worker of it is left on the host."""
+    """The job is not listed any more, and no worker of it is left on the host. It stays off the
+    list, and the host forgets it then."""
     record_sync, client = build(), data.client()
     await client.put_job(record(revision=4, lease_epoch=8), expected=0)
     await record_sync.poll()
     ended = record(revision=5, lease_epoch=8, state=JobState.FINISHED)
     await client.put_job(ended, expected=4)
     await client.unlist_job(ended)
-    for _ in range(2):
-        record_sync._next_full_read = 0.0
-        await record_sync.poll()
+    record_sync._next_full_read = 0.0
+    await record_sync.poll()
+    learnt = dict(record_sync._records.jobs)
+    record_sync._next_full_read = 0.0
+    await record_sync.poll()
 
-    assert record_sync._records.jobs["job"] == ended
-    assert (await client.jobs()).records == (ended,)
+    assert learnt == {"job": ended}
+    assert record_sync._records.jobs == {}
+    assert (await client.jobs()).records == ()
+
+
+async def test_a_leader_tells_a_worker_here_that_its_job_ended_long_ago(
+    data, build, roster, record
+):
+    """A leader reads the list at each turn, and not only the jobs of its own workers."""
+    client = data.client()
+    ended = record(revision=5, lease_epoch=8, state=JobState.FAILED)
+    await client.put_job(ended, expected=0)
+    await client.unlist_job(ended)
+    roster.report(worker_status("h1/job/0.a"), now=0.0)
+    record_sync = build(leads=lambda: True)
+    await record_sync.poll()
+    await record_sync.poll()
+
+    assert record_sync._records.jobs == {"job": ended}
+
+
+async def test_a_record_whose_list_was_lost_is_listed_again(data, build, record):
+    client, record_sync = data.client(), build()
+    running = record(revision=4, lease_epoch=8)
+    await client.put_job(running, expected=0)
+    await record_sync.poll()
+    data.unlisted.add("job")  # as if somebody had deleted the list
+    record_sync._next_full_read = 0.0
+    restored = []
+    record_sync._store.restore_job = lambda r: _noted(restored, r)
+    await record_sync.poll()
+
+    assert restored == [running]
+
+
+async def _noted(restored, record):
+    restored.append(record)
 
 
 async def test_a_new_run_replaces_a_job_that_was_deleted_meanwhile(data, record_sync, record):

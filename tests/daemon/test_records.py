@@ -46,9 +46,9 @@ def test_lease_epochs_of_jobs_that_ended_long_ago_are_forgotten_once_there_are_m
     few = len(records._obeyed)
     records.take(record(job="goes-on", lease_epoch=6))
     records.take(record(job="listed", state=JobState.FINISHED, lease_epoch=7))
-    highest = record(job="highest", state=JobState.FINISHED, lease_epoch=8)
-    records.take(highest)
-    records.forget("highest")
+    for name in ("highest", "as high"):
+        records.take(record(job=name, state=JobState.FINISHED, lease_epoch=8))
+        records.forget(name)
     records.forget_epochs(["listed"])
     again = Records(tmp_path)
 

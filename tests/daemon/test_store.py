@@ -50,9 +50,10 @@ class Opened:
     async def delete(self, key):
         await self._stranger.delete(f"{{tmd:{self.name}}}:{key}")
 
-    async def left_ms(self, key):
-        """Until it expires; -1 if never."""
-        return await self._stranger.pttl(f"{{tmd:{self.name}}}:{key}")
+    async def left_ms(self):
+        """Until the record and the unlisted record of ``job`` expire; -1: never, -2: no such."""
+        keys = (f"{{tmd:{self.name}}}:{place}:job" for place in ("job", "ended"))
+        return tuple([await self._stranger.pttl(key) for key in keys])
 
     async def aclose(self):
         await self.store.close()
@@ -282,13 +283,16 @@ async def test_an_ended_job_that_is_not_listed_is_still_found_by_its_name(store,
 
 
 async def test_a_host_that_was_away_learns_that_a_job_has_ended(store, record):
-    """Its record is not taken for a lost one, and all see the job again."""
+    """Its record is not taken for a lost one, and it finds the other one by its name."""
     ended = record(state=JobState.FINISHED, revision=5, lease_epoch=7)
     await store.put_job(ended, expected=0)
     await store.unlist_job(ended)
 
     assert not await store.restore_job(record(revision=4, lease_epoch=7))
-    assert (await store.jobs()).records == (ended,)
+    assert (await store.jobs()).records == ()
+    assert (await store.jobs_named(["job"])).records == (ended,)
+    assert await store.restore_job(record(revision=6, lease_epoch=7))
+    assert [r.revision for r in (await store.jobs()).records] == [6]
 
 
 async def test_only_an_unlisted_record_expires(redis_url, record):
@@ -296,14 +300,15 @@ async def test_only_an_unlisted_record_expires(redis_url, record):
         left = []
         ended = record(state=JobState.FINISHED, revision=5)
         await opened.store.put_job(ended, expected=0)
-        left.append(await opened.left_ms("job:job"))
+        left.append(await opened.left_ms())
         await opened.store.unlist_job(ended)
-        left.append(await opened.left_ms("job:job"))
+        left.append(await opened.left_ms())
         await opened.store.put_job(record(revision=6), expected=5)
-        left.append(await opened.left_ms("job:job"))
+        left.append(await opened.left_ms())
 
-    assert left[0] == left[2] == -1
-    assert 0.9 * UNLISTED_S < left[1] / 1000 <= UNLISTED_S
+    assert left[0] == left[2] == (-1, -2)
+    assert left[1][0] == -2
+    assert 0.9 * UNLISTED_S < left[1][1] / 1000 <= UNLISTED_S
 
 
 async def test_operators_requests_are_stored_and_withdrawn(store):

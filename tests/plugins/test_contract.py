@@ -123,6 +123,12 @@ class Stubborn(Sound):
             await asyncio.sleep(1000)
 
 
+class Floods(Sound):
+    async def watch(self, ctx):
+        while True:
+            yield Signal("a.b", "host", Severity.INFO)
+
+
 class Deaf(Sound):
     def __init__(self):
         self.open = True
@@ -182,6 +188,7 @@ def test_the_kit_finds_a_broken_supported(broken, reason):
         (NoSignalLate, "no Signal"),
         (Stubborn, "cannot be closed"),
         (Deaf, "cannot be closed"),
+        (Floods, "signals at once"),
         (Litters, "leaves tasks behind"),
     ],
 )

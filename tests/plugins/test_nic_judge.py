@@ -294,6 +294,39 @@ def test_a_port_that_is_out_of_scope_after_a_restart_is_not_missed(before):
     assert again.known == ()
 
 
+def test_a_port_whose_interface_was_bonded_is_not_missed():
+    """The RDMA device of the bond, with the identity of the first port, stands for both."""
+    first, second = (
+        PORT._replace(
+            identity=f"guid{n}/1", name=f"mlx5_{n}/1", medium=Medium.ROCE, interface=f"eth{n}"
+        )
+        for n in range(2)
+    )
+    bond = first._replace(name="mlx5_bond_0/1")
+    findings = NicFindings(RULES_OF_ALL)
+    list(findings.observe(Snapshot((first, second)), 0))
+    bonded = Snapshot((bond,), ("eth0", "eth1"), ("eth0", "eth1"))
+    again = restarted(findings)
+    found = [codes(f.observe(bonded, t)) for f in (findings, again) for t in (5, 10, 15, 100)]
+    lost = [codes(restarted(findings).observe(Snapshot(()), t)) for t in (5, 10, 15)]
+
+    assert found == [[]] * 8
+    assert [port.name for port in again.known] == ["mlx5_bond_0/1"]
+    assert lost == [[], [], []]
+
+
+def test_a_port_that_gets_its_guid_late_is_the_same_port():
+    """Before, its name was its identity."""
+    early, late = PORT._replace(identity=PORT.name), PORT
+    findings = NicFindings(RULES_OF_ALL)
+    for at in (0, 5):
+        list(findings.observe(Snapshot((early,)), at))
+    found = [codes(findings.observe(Snapshot((late,)), at)) for at in range(10, 100, 5)]
+
+    assert found == [[]] * 18
+    assert [port.identity for port in findings.known] == [late.identity]
+
+
 def test_a_port_that_leaves_the_scope_ends_its_findings(before):
     for at in (5, 10):
         list(before.observe(Snapshot(), at))

@@ -165,12 +165,14 @@ def test_ports_that_are_there_but_not_watched_are_listed(tree):
     tree.rdma("mlx5_1", second, layer="Ethernet", guid="b8ce:f603:00a1:0002")
     tree.interface("eth5", second)
     tree.interface("eth0", tree.pci("0000:00/0000:00:03.0"))
+    tree.link("class/net/eth0/master", "../bond0")
     tree.interface("dummy0")
     tree.default_route("eth0")
     snapshot = NicReader(ScopeReading(exclude=("mlx5_0/*",)), RULES, tree.sys, tree.proc).read()
 
     assert [port.name for port in snapshot.ports] == ["mlx5_1/1"]
     assert set(snapshot.outside) == {"b8ce:f603:00a1:0001/1", "eth0", "eth5", "dummy0"}
+    assert snapshot.ports[0].interface == "eth5"
 
 
 def test_a_file_that_returned_einval_is_never_read_again(tree):

@@ -20,7 +20,7 @@ from msgspec import structs
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, why_not_formed
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import dated, steer
+from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
@@ -176,7 +176,7 @@ class Decider:
             formed = form(view, job, before=record)
             if formed is None and (why := why_not_formed(view, job)):
                 self._log_once(job, why)
-            return formed or dated(record, time.time()) if record else formed
+            return formed or record
         if why := left_alone(record, view):
             self._log_once(job, f"not deciding: {why}")
             return record

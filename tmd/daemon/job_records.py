@@ -42,6 +42,10 @@ class StoredJobs(NamedTuple):
     unread: tuple[str, ...]
     """Jobs whose records a later version wrote."""
 
+    def and_those(self, others: StoredJobs) -> StoredJobs:
+        """These, and ``others``."""
+        return StoredJobs((*self.records, *others.records), (*self.unread, *others.unread))
+
 
 class ReadRecord(NamedTuple):
     """A record as it is stored. The values beside it are what scripts compare."""

@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -20,7 +21,7 @@ from msgspec import structs
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.adoption import shrunk
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import may_be_unlisted
+from tmd.core.planning.planning import dated, may_be_unlisted
 from tmd.core.planning.readiness import NO_FIT_STANDBY, SHRUNK
 from tmd.core.planning.record_versions import (
     LastHeard,
@@ -49,8 +50,8 @@ ByJob = Mapping[str, Sequence[Verdict]]
 
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
-MOST_UNLISTED = 100
-"""Ended jobs per turn that are taken off the list."""
+MOST_ENDED = 100
+"""Ended jobs per turn that are taken off the list, or get the time of their end."""
 AGAIN_S = 0.05
 """Pause before the next turn if somebody else has written a record meanwhile."""
 
@@ -154,7 +155,7 @@ class Leader:
         self.counter.follow(mine)
         after = await self._decide(view, mine)
         self._findings.hold(self._unprotected(view, after))
-        await self._unlist_ended(after)
+        await self._tidy(after)
         # After the decisions, since it may take a moment.
         await self._store.look_for_replica()
         self._note_replication(self._store.unreplicated or self._candidate.unreplicated)
@@ -231,19 +232,25 @@ class Leader:
         for record in stored.records:
             if record.state in ENDED:
                 return view.with_record(record)
+        self._decider.leave_alone(stored.unread)
         self._outrun = not stored.unread
         log.info("the record changed in the meantime, deciding again", error=str(why))
         return view
 
-    async def _unlist_ended(self, view: ClusterView) -> None:
-        """A leader looks at each listed job in each turn."""
+    async def _tidy(self, view: ClusterView) -> None:
+        """Take jobs off the list that ended long ago: a leader looks at each listed job in each
+        turn."""
         if not (kept_s := self._config.list_ended_s):
             return
         now = time.time()
         old = (record for record in view.jobs if may_be_unlisted(record, view, kept_s, now))
-        for record in islice(old, MOST_UNLISTED):
+        for record in islice(old, MOST_ENDED):
             if await self._store.unlist_job(record):
                 log.info("ended job no longer listed", job=record.job, state=record.state.value)
+        undated = (record for record in view.jobs if record.state in ENDED and not record.ended_at)
+        for record in islice(undated, MOST_ENDED):
+            with suppress(Conflict):
+                await self._write(view, dated(record, now))
 
     async def _write(self, view: ClusterView, after: JobRecord) -> ClusterView:
         record = view.record(after.job)

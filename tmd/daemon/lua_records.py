@@ -18,22 +18,27 @@ local function slot(revision) return string.format('change:%.0f', revision % CHA
 """
 )
 
-_WRITTEN = """
--- A record that is written anew has no lifetime, unlike an unlisted one.
-local function unexpiring(place)
-  if redis.call('PTTL', place) >= 0 then redis.call('DEL', place) end
+_PLACES = """
+-- Where the record of a job is. Once the job has ended and is not listed, it has another place: a
+-- leader of 0.1.0 takes the job for deleted.
+local function unlisted(name) return ARGV[1] .. 'ended:' .. name end
+local function place_of(name)
+  local place = ARGV[1] .. 'job:' .. name
+  if redis.call('EXISTS', place) == 1 then return place end
+  return unlisted(name)
 end
 """
 
 PUT_JOB = (
     CHECKED
     + _MARK
-    + _WRITTEN
+    + _PLACES
     + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record, its seal,
 -- mark of the record that the writer has read, the change from it to the new one ('': none)
-local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
-local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
+local place = place_of(ARGV[2])
+local fence = number(redis.call('HGET', place, 'fence') or '0')
+local stored = number(redis.call('HGET', place, 'revision') or '0')
 if not fence or not stored then
   return {'forged', '0'}
 end
@@ -43,7 +48,6 @@ end
 if stored ~= tonumber(ARGV[4]) then
   return {'conflict', string.format('%.0f', stored)}
 end
-unexpiring(KEYS[1])
 -- It stands between its two marks: readers follow it only from the first of them, and only if it
 -- leads to the record that is stored, whatever another version writes meanwhile.
 if ARGV[9] ~= '' and mark(KEYS[1]) == ARGV[8] then
@@ -54,41 +58,54 @@ else
 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[3], 'revision', ARGV[5], 'record', ARGV[6],
   'seal', ARGV[7])
+redis.call('DEL', unlisted(ARGV[2]))
 redis.call('SADD', KEYS[2], ARGV[2])
 return {'ok', ARGV[5]}
 """
 )
 
-UNLIST_JOB = """
+UNLIST_JOB = (
+    CHECKED
+    + _PLACES
+    + """
 -- KEYS job, jobs   ARGV prefix, name, revision, lifetime of the record from now on, in ms
 if redis.call('HGET', KEYS[1], 'revision') ~= ARGV[3] then
   return 0
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local place = unlisted(ARGV[2])
+for _, name in ipairs({'fence', 'revision', 'record', 'seal'}) do
+  redis.call('HSET', place, name, field(KEYS[1], name) or '')
+end
+redis.call('PEXPIRE', place, ARGV[4])
+redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[2])
 return 1
 """
+)
 
 RESTORE_JOB = (
     CHECKED
     + WAKING
-    + _WRITTEN
+    + _PLACES
     + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, revision, record, its seal
-local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
-local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
+local place = place_of(ARGV[2])
+local stored = number(redis.call('HGET', place, 'revision') or '0')
+local fence = number(redis.call('HGET', place, 'fence') or '0')
 if not stored or not fence then
   return -1
 end
 if stored >= tonumber(ARGV[4]) then
   -- The list of jobs may be lost without their records. Nobody would decide about this one.
-  if redis.call('SADD', KEYS[2], ARGV[2]) == 1 then wake_leader('leader') end
+  if place == KEYS[1] and redis.call('SADD', KEYS[2], ARGV[2]) == 1 then
+    wake_leader('leader')
+  end
   return 0
 end
 fence = string.format('%.0f', math.max(fence, tonumber(ARGV[3])))
-unexpiring(KEYS[1])
 redis.call('HSET', KEYS[1], 'fence', fence, 'revision', ARGV[4], 'record', ARGV[5],
   'seal', ARGV[6])
+redis.call('DEL', unlisted(ARGV[2]))
 redis.call('SADD', KEYS[2], ARGV[2])
 wake_leader('leader')
 return 1
@@ -97,6 +114,7 @@ return 1
 
 _RECORDS = (
     _MARK
+    + _PLACES
     + """
 -- The changes that lead from one mark to another, oldest first; nil if they are not all there, or
 -- the record is hardly longer.
@@ -120,13 +138,13 @@ end
 -- Name, revision, fence, seal and record of each of the jobs, in turn. The caller has read records
 -- with the marks that are ARGV from number first on: of such a job it gets no record if that has
 -- not changed, and its changes alone if they are kept. A record may have megabytes, and the hosts
--- of a job ask for it each second.
-local function jobs(names, first)
+-- of a job ask for it each second. `also`: look for unlisted records, too.
+local function jobs(names, first, also)
   local found, known = {}, {}
   for n = first, #ARGV, 2 do known[ARGV[n]] = ARGV[n + 1] end
   for _, name in ipairs(names) do
     if is_name(name) then
-      local place = ARGV[1] .. 'job:' .. name
+      local place = also and place_of(name) or ARGV[1] .. 'job:' .. name
       local now, parts = mark(place)
       local same = known[name] == now
       local record = not same
@@ -160,7 +178,7 @@ JOBS_NAMED = (
 -- empty if it is not known
 local names = {}
 for n = 2, #ARGV, 2 do table.insert(names, ARGV[n]) end
-return jobs(names, 2)
+return jobs(names, 2, true)
 """
 )
 

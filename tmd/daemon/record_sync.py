@@ -107,8 +107,14 @@ class RecordSync:
         except StoreUnavailable:
             self._next_full_read = now
             raise
-        await self._apply(stored, known)
-        self._records.forget_epochs({*own, *stored.unread, *(r.job for r in stored.records)})
+        listed = {*stored.unread, *(record.job for record in stored.records)}
+        concerned = {*own, *(known & self._records.under_way)}
+        found = await self._store.jobs_named(concerned - listed)
+        await self._apply(stored.and_those(found), known)
+        for record in found.records:
+            if record.state not in ENDED:  # the list was lost, but not the record
+                await self._store.restore_job(record)
+        self._records.forget_epochs({*own, *listed})
 
     async def _apply(self, stored: StoredJobs, asked: Collection[str]) -> None:
         """``asked``: known jobs whose records were looked for."""

@@ -59,11 +59,12 @@ class Records:
 
     def forget_epochs(self, listed: Collection[str]) -> None:
         """Once there are many, keep the lease epochs of jobs that are listed or have not ended, and
-        the highest: the next leader gets one above it."""
+        one that is the highest: the next leader gets one above it."""
         if len(self._obeyed) <= MANY:
             return
-        kept, highest = {*listed, *self.under_way}, self.obeyed
-        left = {job: e for job, e in self._obeyed.items() if job in kept or e == highest}
+        highest = max(self._obeyed, key=lambda job: self._obeyed[job])
+        kept = {*listed, *self.under_way, highest}
+        left = {job: epoch for job, epoch in self._obeyed.items() if job in kept}
         if len(left) < len(self._obeyed):
             self._obeyed = left
             self._write()

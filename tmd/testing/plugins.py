@@ -35,6 +35,7 @@ QUICK_S = 2.0
 FIRST_S = 0.5
 """Time for a detector to yield signals before it is closed."""
 CLOSE_S = 10.0
+MOST_SIGNALS = 10_000
 SLEEPS = 3
 """So many sleeps of a detector are over at once."""
 
@@ -169,8 +170,12 @@ async def _watched(detector: Detector, context: FakeContext, close_s: float) -> 
 
 
 async def _checked(detector: Detector, signals: AsyncGenerator[Signal, None]) -> None:
+    count = 0
     async for shown in signals:
         _check_signal(detector, shown)
+        if (count := count + 1) > MOST_SIGNALS:
+            raise BrokenContract(f"{detector.name} yields more than {MOST_SIGNALS} signals at once")
+        await asyncio.sleep(0)
     raise BrokenContract(f"watch() of {detector.name} ends; it should go on")
 
 

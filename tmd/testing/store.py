@@ -197,7 +197,6 @@ class MemoryClient:
     async def restore_job(self, record: JobRecord) -> bool:
         await self._reach()
         if self._revision(record.job) >= record.revision:
-            self._store.unlisted.discard(record.job)
             return False
         self._write(record, max(record.lease_epoch, self._store.fences.get(record.job, 0)))
         self._store.wake_leader()

@@ -65,7 +65,7 @@ def steer(
     """
     facts = PlanFacts(view, record.job, silences)
     if record.state in ENDED:
-        return form(view, record.job, before=record) or dated(record, now)
+        return form(view, record.job, before=record) or record
     changed = (
         _ended(record, facts, now)
         or _abandoned(record, view, facts, age, limits)
