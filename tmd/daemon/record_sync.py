@@ -104,12 +104,12 @@ class RecordSync:
         self._next_full_read = now + random.uniform(ALL_S / 2, ALL_S)
         try:
             stored = await self._store.jobs()
+            listed = {*stored.unread, *(record.job for record in stored.records)}
+            concerned = {*own, *(known & self._records.under_way)}
+            found = await self._store.jobs_named(concerned - listed)
         except StoreUnavailable:
             self._next_full_read = now
             raise
-        listed = {*stored.unread, *(record.job for record in stored.records)}
-        concerned = {*own, *(known & self._records.under_way)}
-        found = await self._store.jobs_named(concerned - listed)
         await self._apply(stored.and_those(found), known)
         for record in found.records:
             if record.state not in ENDED:  # the list was lost, but not the record
