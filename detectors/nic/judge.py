@@ -38,6 +38,7 @@ class KnownPort(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     """Its character devices, when none was missing."""
     interface: str = ""
+    card: str = ""
 
 
 class _Memory:
@@ -65,7 +66,8 @@ class _Memory:
     def known(self) -> KnownPort:
         nodes = sorted(node for kind in self._nodes.values() for node in kind)
         port = self.port
-        return KnownPort(port.identity, port.name, port.medium, tuple(nodes), port.interface)
+        place = port.interface, port.card
+        return KnownPort(port.identity, port.name, port.medium, tuple(nodes), *place)
 
     def forget_nodes(self) -> None:
         """Expect only the character devices that are there now."""
@@ -102,7 +104,8 @@ class NicFindings:
         self._forgotten: set[str] = set()
         """Identities of ports that an operator does not expect after a restart."""
         for each in known:
-            port = Port(each.name, each.identity, each.medium, interface=each.interface)
+            port = Port(each.name, each.identity, each.medium)
+            port = port._replace(interface=each.interface, card=each.card)
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
             memory.update_nodes(each.nodes)
 
@@ -133,11 +136,14 @@ class NicFindings:
     def _drop_out_of_scope(
         self, snapshot: Snapshot, present: Mapping[str, Port]
     ) -> Iterator[Signal]:
-        """Forget the ports that are out of scope now: the default route may have moved to one, or
-        its interface was bonded, and the RDMA device of the bond stands for it."""
+        """Forget the ports that are out of scope now: the default route may have moved to one, or a
+        bond has replaced the RDMA devices of both ports of a card by one."""
         outside = {*snapshot.outside} - present.keys()
+        bonds = {(port.card, snapshot.masters.get(port.interface)) for port in snapshot.ports}
         for identity, memory in self._ports.items():
-            if identity not in present and memory.port.interface in snapshot.bonded:
+            port = memory.port
+            bond = (port.card, snapshot.masters.get(port.interface))
+            if identity not in present and all(bond) and bond in bonds:
                 outside.add(identity)
         for identity in outside & self._ports.keys():
             yield from self._update(self._ports.pop(identity), {})

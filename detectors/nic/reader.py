@@ -58,10 +58,9 @@ class NicReader:
                 ports.append(self._ethernet(interface))
             else:
                 outside.append(interface)
-        bonded = [
-            name for name in _names(self._net) if os.path.exists(f"{self._net}/{name}/master")
-        ]
-        return Snapshot(tuple(ports), tuple(outside), tuple(bonded))
+        links = {name: f"{self._net}/{name}/master" for name in _names(self._net)}
+        masters = {n: os.path.basename(os.path.realpath(m)) for n, m in links.items() if _there(m)}
+        return Snapshot(tuple(ports), tuple(outside), masters)
 
     def _is_physical(self, folder: str) -> bool:
         device = f"{folder}/device"
@@ -141,6 +140,7 @@ class NicReader:
             counters=self._values((name, interface) if interface else (name,), places),
             nodes=nodes,
             interface=interface or "",
+            card=_card(f"{folder}/device"),
             near=self._near(f"{folder}/device"),
         )
 
@@ -193,6 +193,15 @@ class NicReader:
 
     def _near(self, device: str) -> tuple[str, ...]:
         return nearest(os.path.realpath(device), self._gpus) if self._gpus else ()
+
+
+def _there(link: str) -> bool:
+    return os.path.islink(link) or os.path.exists(link)
+
+
+def _card(device: str) -> str:
+    address, dot, _ = os.path.basename(os.path.realpath(device)).rpartition(".")
+    return address if dot and address.count(":") == 2 else ""
 
 
 def _identity(folder: str, name: str, number: str) -> str:

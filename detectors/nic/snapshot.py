@@ -35,6 +35,8 @@ class Port(NamedTuple):
     """Character devices of the port (``uverbs0``, ``umad0``)."""
     interface: str = ""
     """Of the port of an RDMA device, if it has one."""
+    card: str = ""
+    """PCI address without the function, as ``0000:3b:00``; empty if there is none."""
     near: tuple[str, ...] = ()
     """The nearest GPUs in the PCI tree, as ``pci:0000:3b:00.0``."""
 
@@ -44,8 +46,8 @@ class Snapshot(NamedTuple):
     outside: tuple[str, ...] = ()
     """Identities of ports that are there, but out of scope, or part of the port of an RDMA
     device."""
-    bonded: tuple[str, ...] = ()
-    """Interfaces that belong to a bond, in which two RDMA devices may become one."""
+    masters: dict[str, str] = {}
+    """Interface -> the bond, or the like, that it belongs to."""
 
 
 class ScopeReading(NamedTuple):

@@ -17,7 +17,7 @@ from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import PROBATION_S, RESTATED_S, Watcher
+from tmd.daemon.watcher import PROBATION_S, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
@@ -82,24 +82,6 @@ class Crashing(Detector):
             raise RuntimeError("broken")
         await ctx.sleep(1e9)
         yield SIGNAL
-
-
-class Forgets(Detector):
-    """After a restart it finds one of two things again."""
-
-    name = "forgets"
-    starts = 0
-
-    def __init__(self, last_s=1e9):
-        self.last_s = last_s
-
-    async def watch(self, ctx):
-        self.starts += 1
-        yield SIGNAL
-        if self.starts == 1:
-            yield structs.replace(SIGNAL, entity="gpu:1")
-            raise RuntimeError("broken")
-        await ctx.sleep(self.last_s)
 
 
 class Wedged(Detector):
@@ -224,30 +206,6 @@ class Cancelling(Crashing):
         inner.cancel()
         await inner
         yield SIGNAL
-
-
-async def test_what_a_restarted_detector_does_not_find_again_ends(watching):
-    """It has lost its memory, or its configuration has changed."""
-    detector = Forgets()
-    async with watching(detector) as (watcher, _):
-        await asyncio.sleep(RESTATED_S)  # it was restarted after a second
-        before = {a.entity for a in watcher.board.alerts if a.code == SIGNAL.code}
-        await asyncio.sleep(2)
-        after = {a.entity for a in watcher.board.alerts if a.code == SIGNAL.code}
-
-    assert before == {"gpu:0", "gpu:1"}
-    assert after == {"gpu:0"}
-
-
-async def test_a_detector_that_is_restarted_again_and_again_ends_no_finding(watching):
-    """It has not had the time to find everything."""
-    detector = Forgets(last_s=RESTATED_S / 2)
-    async with watching(detector) as (watcher, _):
-        await asyncio.sleep(4 * RESTATED_S)
-        found = {a.entity for a in watcher.board.alerts if a.code == SIGNAL.code}
-
-    assert detector.starts > 4
-    assert found == {"gpu:0", "gpu:1"}
 
 
 async def test_a_detector_that_cancels_itself_is_restarted(watching):

@@ -298,21 +298,48 @@ def test_a_port_whose_interface_was_bonded_is_not_missed():
     """The RDMA device of the bond, with the identity of the first port, stands for both."""
     first, second = (
         PORT._replace(
-            identity=f"guid{n}/1", name=f"mlx5_{n}/1", medium=Medium.ROCE, interface=f"eth{n}"
+            identity=f"guid{n}/1",
+            name=f"mlx5_{n}/1",
+            medium=Medium.ROCE,
+            interface=f"eth{n}",
+            card="0000:3b:00",
         )
         for n in range(2)
     )
     bond = first._replace(name="mlx5_bond_0/1")
+    masters = {"eth0": "bond0", "eth1": "bond0"}
     findings = NicFindings(RULES_OF_ALL)
     list(findings.observe(Snapshot((first, second)), 0))
-    bonded = Snapshot((bond,), ("eth0", "eth1"), ("eth0", "eth1"))
+    bonded = Snapshot((bond,), ("eth0", "eth1"), masters)
     again = restarted(findings)
     found = [codes(f.observe(bonded, t)) for f in (findings, again) for t in (5, 10, 15, 100)]
-    lost = [codes(restarted(findings).observe(Snapshot(()), t)) for t in (5, 10, 15)]
 
     assert found == [[]] * 8
     assert [port.name for port in again.known] == ["mlx5_bond_0/1"]
-    assert lost == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("other", "master"),
+    [
+        (None, "bond0"),  # the RDMA device of the bond itself
+        ("0000:5e:00", "bond0"),  # another card in the same bond keeps its own device
+        ("0000:3b:00", "br0"),  # the other port of the card is in no bond with it
+    ],
+)
+def test_a_port_that_is_gone_is_missed_although_its_interface_has_a_master(other, master):
+    lost = PORT._replace(medium=Medium.ROCE, interface="eth0", card="0000:3b:00")
+    there = PORT._replace(
+        identity="guid1/1", name="mlx5_1/1", medium=Medium.ROCE, interface="eth1", card=other or ""
+    )
+    rest = (there,) if other else ()
+    after = Snapshot(rest, ("eth0",), {"eth0": "bond0", "eth1": master})
+    findings = NicFindings(RULES_OF_ALL)
+    list(findings.observe(Snapshot((lost, *rest)), 0))
+
+    assert [codes(findings.observe(after, t)) for t in (5, 10, 15)] == [
+        *([], []),
+        [("nic.gone", Severity.FATAL)],
+    ]
 
 
 def test_a_port_that_gets_its_guid_late_is_the_same_port():

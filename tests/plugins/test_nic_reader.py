@@ -172,7 +172,8 @@ def test_ports_that_are_there_but_not_watched_are_listed(tree):
 
     assert [port.name for port in snapshot.ports] == ["mlx5_1/1"]
     assert set(snapshot.outside) == {"b8ce:f603:00a1:0001/1", "eth0", "eth5", "dummy0"}
-    assert snapshot.ports[0].interface == "eth5"
+    assert (snapshot.ports[0].interface, snapshot.ports[0].card) == ("eth5", "0000:00:02")
+    assert snapshot.masters == {"eth0": "bond0"}
 
 
 def test_a_file_that_returned_einval_is_never_read_again(tree):

@@ -37,10 +37,7 @@ BATCH = 100
 RESTART_S = (1.0, 60.0)
 PROBATION_S = 10.0
 """A restarted detector that runs for this long has recovered."""
-RESTATED_S = 1800.0
-"""A detector that was restarted has stated by then what it still finds."""
 FAILED = "detector.failed"
-OVER = "the detector was restarted and has not found it again"
 REPEAT_S = 0.5
 LATE_S = 0.5
 """A turn of the loop later than this means that the daemon itself was not running."""
@@ -54,8 +51,6 @@ class Watched:
         self.strategy = loaded.strategy
         """May change while the detector runs."""
         self.task: asyncio.Task[None] | None = None
-        self.unstated: set[tuple[str, str]] = set()
-        """Code and entity of the findings that it has not stated since it was started."""
         self.allowance = Allowance(BURST, PER_SECOND)
 
 
@@ -242,15 +237,10 @@ class Watcher:
         loaded = watched.loaded
         loaded.state_dir.mkdir(parents=True, exist_ok=True)
         context = Context(self._host, loaded, self._roster)
-        loop = asyncio.get_running_loop()
-        recovery = loop.call_later(PROBATION_S, self._recovered, loaded)
-        before = farewells(self.board, loaded.origin.name, OVER)
-        watched.unstated = {(signal.code, signal.entity) for signal in before}
-        ending = loop.call_later(RESTATED_S, self._end_unstated, watched)
+        recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
 
         def stuck() -> None:
             recovery.cancel()
-            ending.cancel()
             self._report_failure(loaded, "missed its deadline and does not stop")
 
         run = Run(self._watch(watched, context), context, loaded.detector.deadline_s, stuck)
@@ -270,20 +260,12 @@ class Watcher:
                     task.uncancel()
         finally:
             recovery.cancel()
-            ending.cancel()
-
-    def _end_unstated(self, watched: Watched) -> None:
-        name = watched.loaded.origin.name
-        for signal in farewells(self.board, name, OVER):
-            if (signal.code, signal.entity) in watched.unstated:
-                self.fold(signal, name, watched.strategy, watched.loaded.rules)
 
     async def _watch(self, watched: Watched, context: Context) -> None:
         loaded = watched.loaded
         async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
             async for signal in signals:
                 context.beat()
-                watched.unstated.discard((signal.code, signal.entity))
                 news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
                 if news and signal.state is State.CLEARED:
                     # Repeated states need no pause; a flapping detector must clear, too.
