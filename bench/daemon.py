@@ -90,8 +90,7 @@ def tell(report: Report, runs: dict[str, Runs]) -> dict[str, Any]:
     }
     for what, key, remark in ROWS:
         report.row(what, figures.get(key, {"n": 0}), remark)
-    for text, key, limit in TARGETS:
-        statistic = "max" if key == "torch_mapped" else "median"
+    for text, key, statistic, limit in TARGETS:
         report.target(text, figures.get(key, {}).get(statistic), limit, at_least=False)
     return figures
 
@@ -119,16 +118,16 @@ ROWS = (
     ("flood: another line arrives", "heard_s", "written at its end"),
 )
 TARGETS = (
-    ("start < 0.5 s", "start_s", START_LIMIT_S),
-    ("all detectors < 0.5 % of a core", "cpu", CPU_LIMIT),
-    ("memory, all detectors, < 60 MB", "once_mb", RSS_LIMIT_MB),
-    ("sum of resident sizes < 60 MB", "rss_mb", RSS_LIMIT_MB),
-    ("sum of resident sizes without a GPU driver < 60 MB", "rss_mb_plain", RSS_LIMIT_MB),
-    ("torch mapped in no run", "torch_mapped", 0),
-    ("kernel-log line to subscriber < 20 ms", "line_s", LINE_LIMIT_S),
-    ("alert to stored plan < 50 ms", "alert_to_plan_s", PLAN_LIMIT_S),
-    ("exit reported to stored plan < 50 ms", "exit_to_plan_s", PLAN_LIMIT_S),
-    ("a flood grows memory < 2 MB", "grown_mb", GROWTH_LIMIT_MB),
+    ("start < 0.5 s", "start_s", "median", START_LIMIT_S),
+    ("all detectors < 0.5 % of a core", "cpu", "median", CPU_LIMIT),
+    ("memory, all detectors, < 60 MB", "once_mb", "median", RSS_LIMIT_MB),
+    ("sum of resident sizes < 60 MB", "rss_mb", "median", RSS_LIMIT_MB),
+    ("sum of resident sizes without a GPU driver < 60 MB", "rss_mb_plain", "median", RSS_LIMIT_MB),
+    ("torch mapped in no run", "torch_mapped", "max", 0),
+    ("kernel-log line to subscriber < 20 ms", "line_s", "median", LINE_LIMIT_S),
+    ("alert to stored plan < 50 ms", "alert_to_plan_s", "median", PLAN_LIMIT_S),
+    ("exit reported to stored plan < 50 ms", "exit_to_plan_s", "median", PLAN_LIMIT_S),
+    ("a flood grows memory < 2 MB", "grown_mb", "median", GROWTH_LIMIT_MB),
 )
 
 

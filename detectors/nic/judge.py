@@ -51,6 +51,8 @@ class _Memory:
         self.raised: dict[str, Severity] = {}
         self.seen_at: float | None = None
         """When the port was last there, or first missed."""
+        self.forgotten = False
+        """Whether an operator does not expect it after a restart."""
         self.misses = 0
         self.node_misses = 0
         self._nodes: dict[str, set[str]] = {}
@@ -101,8 +103,6 @@ class NicFindings:
         self._rules = rules
         self._ports: dict[str, _Memory] = {}
         """What is remembered of each port, by its identity."""
-        self._forgotten: set[str] = set()
-        """Identities of ports that an operator does not expect after a restart."""
         for each in known:
             port = Port(each.name, each.identity, each.medium)
             port = port._replace(interface=each.interface, card=each.card)
@@ -112,8 +112,8 @@ class NicFindings:
     @property
     def known(self) -> tuple[KnownPort, ...]:
         """To be passed to the findings after a restart."""
-        ports = [(identity, self._ports[identity]) for identity in sorted(self._ports)]
-        return tuple(p.known for i, p in ports if p.link.was_up and i not in self._forgotten)
+        ports = [self._ports[identity] for identity in sorted(self._ports)]
+        return tuple(p.known for p in ports if p.link.was_up and not p.forgotten)
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
@@ -138,15 +138,14 @@ class NicFindings:
     ) -> Iterator[Signal]:
         """Forget the ports that are out of scope now: the default route may have moved to one, or a
         bond has replaced the RDMA devices of both ports of a card by one."""
-        outside = {*snapshot.outside} - present.keys()
-        bonds = {(port.card, snapshot.masters.get(port.interface)) for port in snapshot.ports}
-        for identity, memory in self._ports.items():
-            port = memory.port
-            bond = (port.card, snapshot.masters.get(port.interface))
-            if identity not in present and all(bond) and bond in bonds:
-                outside.add(identity)
-        for identity in outside & self._ports.keys():
-            yield from self._update(self._ports.pop(identity), {})
+
+        def bond(port: Port) -> tuple[str, str]:
+            return port.card, snapshot.masters.get(port.interface, "")
+
+        bonds = {bond(port) for port in snapshot.ports if all(bond(port))}
+        for identity in self._ports.keys() - present.keys():
+            if identity in snapshot.outside or bond(self._ports[identity].port) in bonds:
+                yield from self._update(self._ports.pop(identity), {})
 
     def _renamed(self, present: Mapping[str, Port]) -> Iterator[Signal]:
         """End the findings of ports that have another name now; what still holds is raised anew.
@@ -168,10 +167,10 @@ class NicFindings:
     def forget(self, code: str) -> None:
         """After a restart, do not expect the ports that are down or missing now. ``code`` limits
         this to one finding; empty means all. An operator has declared the host healthy."""
-        for identity, memory in self._ports.items():
+        for memory in self._ports.values():
             down, gone = memory.misses == 0 and memory.port.up is not True, memory.misses > 0
             if (down and code in ("", f"nic.{DOWN}")) or (gone and code in ("", f"nic.{GONE}")):
-                self._forgotten.add(identity)
+                memory.forgotten = True
             if code in ("", f"nic.{NODES}"):
                 memory.forget_nodes()
 
@@ -195,7 +194,7 @@ class NicFindings:
     def _present(self, memory: _Memory, port: Port, now: float) -> Iterator[Signal]:
         memory.port, memory.seen_at, memory.misses = port, now, 0
         if port.up is True:
-            self._forgotten.discard(port.identity)
+            memory.forgotten = False
         holds = memory.link.observe(port, now, expected=memory.is_expected)
         holds |= memory.counters.observe(port.counters, now)
         missing = memory.update_nodes(port.nodes)

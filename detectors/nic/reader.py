@@ -47,9 +47,12 @@ class NicReader:
         """All ports in scope, RDMA ports first. An RDMA port includes its interface."""
         taken: set[str] = set()
         outside: list[str] = []
+        masters: dict[str, str] = {}
         default = _default_route(self._proc, self._net)
         ports = list(self._rdma_ports(default, taken, outside))
         for interface in _names(self._net):
+            if master := _link(f"{self._net}/{interface}/master"):
+                masters[interface] = master
             if (
                 interface not in taken
                 and self._wanted((interface,), interface in default)
@@ -58,8 +61,6 @@ class NicReader:
                 ports.append(self._ethernet(interface))
             else:
                 outside.append(interface)
-        links = {name: f"{self._net}/{name}/master" for name in _names(self._net)}
-        masters = {n: os.path.basename(os.path.realpath(m)) for n, m in links.items() if _there(m)}
         return Snapshot(tuple(ports), tuple(outside), masters)
 
     def _is_physical(self, folder: str) -> bool:
@@ -195,13 +196,18 @@ class NicReader:
         return nearest(os.path.realpath(device), self._gpus) if self._gpus else ()
 
 
-def _there(link: str) -> bool:
-    return os.path.islink(link) or os.path.exists(link)
+def _link(path: str) -> str:
+    """Name of what a link of sysfs leads to; empty if there is no such link."""
+    try:
+        return os.path.basename(os.readlink(path))
+    except OSError:
+        return ""
 
 
 def _card(device: str) -> str:
-    address, dot, _ = os.path.basename(os.path.realpath(device)).rpartition(".")
-    return address if dot and address.count(":") == 2 else ""
+    """Of a PCI device, such as ``0000:3b:00.1``: see :class:`Port`."""
+    address, _, _ = _link(device).rpartition(".")
+    return address if address.count(":") == 2 else ""
 
 
 def _identity(folder: str, name: str, number: str) -> str:

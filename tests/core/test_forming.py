@@ -69,7 +69,9 @@ def test_no_rank_goes_to_a_standby_host_or_one_that_is_drained() -> None:
     drained = structs.replace(scene.view, drains=(DrainRequest("h1", "r"),))
 
     assert form(drained, "job") is None
-    assert why_not_formed(drained, "job").startswith("the job is not formed: drained: h1")
+    assert why_not_formed(drained, "job").startswith(
+        "the job is not formed: these hosts are drained: h1"
+    )
     assert why_not_formed(scene.view, "job") == ""
 
 

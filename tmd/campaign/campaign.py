@@ -59,9 +59,14 @@ class CampaignOutcome(Struct, frozen=True):
         return [result for result in self.results if not result.seen.skipped]
 
     @property
+    def skipped_all(self) -> bool:
+        """Whether there were scenarios and none was played."""
+        return bool(self.results) and not self.played
+
+    @property
     def well(self) -> bool:
         """Whether something was played, and all of it went as expected."""
-        if self.results and not self.played:
+        if self.skipped_all:
             return False
         ends = [ending.deviations for ending in self.endings]
         return not any([*ends, *(result.deviations for result in self.results)])

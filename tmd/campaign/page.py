@@ -65,7 +65,7 @@ def as_markdown(outcome: CampaignOutcome, command: str) -> str:
 
 
 def _title(outcome: CampaignOutcome) -> str:
-    if outcome.results and not outcome.played:
+    if outcome.skipped_all:
         return "Campaign: NOTHING WAS PLAYED"
     return f"Campaign: {'as expected' if outcome.well else 'DEVIATIONS'}"
 

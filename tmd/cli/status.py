@@ -95,7 +95,7 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
 
 
 def _hosts(view: ClusterView) -> Table:
-    from tmd.core.values.view_checks import drain_roles
+    from tmd.core.values.view_checks import drain_roles, jobs_by_host
 
     shown = table(("host", "role", "workers", "alerts", "reported"), title="hosts")
     roles = drain_roles(view)
@@ -103,12 +103,8 @@ def _hosts(view: ClusterView) -> Table:
         role = roles.get(host.host, "standby" if host.standby else "active")
         reported = f"{max(0.0, time.time() - host.at):.1f} s ago"
         add(shown, host.host, role, str(len(host.workers)), str(len(host.alerts)), reported)
-    from tmd.core.values.view_checks import ENDED
-
     known = {h.host for h in view.hosts}
-    going_on = [record for record in view.jobs if record.state not in ENDED]
-    members = {m.host for record in going_on for m in record.membership.members}
-    for name in sorted((members | roles.keys() | {*view.unread}) - known):
+    for name in sorted({*jobs_by_host(view), *roles, *view.unread} - known):
         role = "another version" if name in view.unread else "silent"
         add(shown, name, role, "-", "-", "-", style="red")
     return shown

@@ -27,6 +27,11 @@ local function place_of(name)
   if redis.call('EXISTS', place) == 1 then return place end
   return unlisted(name)
 end
+-- Fence and revision of a record, 0 if there is none; nil for one that no member wrote.
+local function counts(place)
+  return number(redis.call('HGET', place, 'fence') or '0'),
+    number(redis.call('HGET', place, 'revision') or '0')
+end
 """
 
 PUT_JOB = (
@@ -36,9 +41,7 @@ PUT_JOB = (
     + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record, its seal,
 -- mark of the record that the writer has read, the change from it to the new one ('': none)
-local place = place_of(ARGV[2])
-local fence = number(redis.call('HGET', place, 'fence') or '0')
-local stored = number(redis.call('HGET', place, 'revision') or '0')
+local fence, stored = counts(place_of(ARGV[2]))
 if not fence or not stored then
   return {'forged', '0'}
 end
@@ -90,8 +93,7 @@ RESTORE_JOB = (
     + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, revision, record, its seal
 local place = place_of(ARGV[2])
-local stored = number(redis.call('HGET', place, 'revision') or '0')
-local fence = number(redis.call('HGET', place, 'fence') or '0')
+local fence, stored = counts(place)
 if not stored or not fence then
   return -1
 end

@@ -66,7 +66,7 @@ def why_not_formed(view: ClusterView, job: str) -> str:
     if not held:
         return ""
     names = ", ".join(held)
-    return f"the job is not formed: drained: {names} ('tmd undrain HOST' gives a host back)"
+    return f"the job is not formed: these hosts are drained: {names} ('tmd undrain HOST')"
 
 
 def _of_one_size(found: Workers) -> Workers:

@@ -9,13 +9,17 @@ from tmd.core.values.model import ClusterView, JobRecord, JobState
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
+def unfinished(view: ClusterView) -> list[JobRecord]:
+    """The jobs that have not ended."""
+    return [record for record in view.jobs if record.state not in ENDED]
+
+
 def jobs_by_host(view: ClusterView) -> dict[str, list[JobRecord]]:
     """The unfinished jobs that have ranks on each host, by host."""
     found: dict[str, list[JobRecord]] = {}
-    for record in view.jobs:
-        if record.state not in ENDED:
-            for host in dict.fromkeys(member.host for member in record.membership.members):
-                found.setdefault(host, []).append(record)
+    for record in unfinished(view):
+        for host in dict.fromkeys(member.host for member in record.membership.members):
+            found.setdefault(host, []).append(record)
     return found
 
 
@@ -34,8 +38,7 @@ def drain_roles(view: ClusterView) -> dict[str, str]:
     for request in view.drains:
         waiting = any(
             m.host == request.host and not record.served(request)
-            for record in view.jobs
-            if record.state not in ENDED
+            for record in unfinished(view)
             for m in record.membership.members
         )
         if request.leave:

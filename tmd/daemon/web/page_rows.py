@@ -24,7 +24,7 @@ from tmd.core.values.model import (
     MigrationPlan,
     WorkerStatus,
 )
-from tmd.core.values.view_checks import ENDED, drain_roles
+from tmd.core.values.view_checks import ENDED, drain_roles, unfinished
 from tmd.daemon.web.page_ranks import ranks_of
 
 MOST_STANDBYS = 100
@@ -159,8 +159,7 @@ def rows_of(view: ClusterView, leader: str, cluster: str, host: str) -> Rows:
 
 
 def _hosts(view: ClusterView) -> Iterator[HostRow]:
-    going_on = [record for record in view.jobs if record.state not in ENDED]
-    held = Counter(m.host for record in going_on for m in record.membership.members)
+    held = Counter(m.host for record in unfinished(view) for m in record.membership.members)
     roles, drains = drain_roles(view), {d.host: d for d in view.drains}
     statuses = {host.host: host for host in view.hosts}
     for name in sorted({*statuses, *held, *roles, *view.unread}):
