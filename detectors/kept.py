@@ -55,7 +55,7 @@ def keep(file: Path, memory: Kept) -> None:
 
 
 class KeptFile(Generic[Memory]):
-    """A file with such a value. That it cannot be written is a finding of code ``not_kept``."""
+    """A file with such a value. It raises the finding ``not_kept`` while it cannot be written."""
 
     def __init__(self, file: Path, kind: type[Memory], not_kept: str, risk: str) -> None:
         """``risk``: what may happen after a restart, as a sentence without its end."""

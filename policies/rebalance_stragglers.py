@@ -61,8 +61,8 @@ class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields
     )
     """Prefixes of the codes of findings that explain a slow host."""
     within_s: NotNegative = 600.0
-    """A witness must be raised at most this long before or after ``straggler.slow``. Before, the
-    time that it takes to confirm slowness is added."""
+    """A witness must be raised within this time of ``straggler.slow``. It may be earlier by the
+    time that it takes to confirm slowness."""
 
 
 class RebalanceStragglers(Policy):

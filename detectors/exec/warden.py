@@ -3,7 +3,7 @@
 It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): a process that leaves its
 session, or whose parent ends, becomes its child and cannot escape. When the daemon closes its end
 of stdin, also by being killed, all descendants are stopped, so that none can fork, then killed and
-reaped. The warden stays as long as one of them does, so that the daemon knows. Each signal goes
+reaped. The warden runs until all of them have ended, so that the daemon can tell. Each signal goes
 through a pidfd whose process was found below the warden after the pidfd was opened, so it cannot
 hit another process. Only where pidfds are refused, the signal goes to a pid that was just found
 below the warden.

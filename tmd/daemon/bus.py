@@ -103,8 +103,8 @@ class Store(Protocol):
 
     async def unlist_job(self, record: JobRecord) -> bool:
         """Take an ended job off the list, unless its revision differs from that of ``record``;
-        return whether it did. ``jobs_named`` finds the record for :data:`UNLISTED_S` more, so that
-        no host that was away meanwhile takes it for lost, or for a later one than a new run's."""
+        return whether it did. ``jobs_named`` still finds the record for :data:`UNLISTED_S`: a new
+        run continues its revisions, and a host that was away learns that the job has ended."""
 
     async def publish_alert(self, alert: Alert) -> None:
         """Publish on the alert channel and append to the alert stream, unless the store already has

@@ -51,7 +51,7 @@ ByJob = Mapping[str, Sequence[Verdict]]
 MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
 MOST_ENDED = 100
-"""Ended jobs per turn that are taken off the list, or get the time of their end."""
+"""Most ended jobs that leave the list in a turn, and most that get the time of their end."""
 AGAIN_S = 0.05
 """Pause before the next turn if somebody else has written a record meanwhile."""
 

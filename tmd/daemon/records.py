@@ -21,7 +21,7 @@ from tmd.daemon.state_file import StateFile
 from tmd.wire import DirectiveOrder
 
 MANY = 1000
-"""So many lease epochs are kept in any case, also of jobs that ended long ago."""
+"""Up to this many lease epochs are kept, also those of jobs that ended long ago."""
 
 log = structlog.get_logger("tmd.records")
 

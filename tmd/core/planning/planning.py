@@ -118,7 +118,7 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
 
 def dated(record: JobRecord, now: float) -> JobRecord:
     """The next revision of the record of an ended job, with the time of its end; ``record`` itself
-    if it has one. An operator, and a leader of an earlier release, end a job without."""
+    if it has one. An operator, and a leader of an earlier release, do not write that time."""
     if record.ended_at:
         return record
     return structs.replace(record, ended_at=now, revision=record.revision + 1)

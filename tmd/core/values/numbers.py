@@ -1,6 +1,6 @@
 """Types of numbers in the configuration, which refuse those out of range.
 
-None may be infinite: timers and Redis know no such time. Thirty years are enough.
+No number may be infinite: timers and Redis have no such time. 1e9 seconds are thirty years.
 """
 
 from __future__ import annotations

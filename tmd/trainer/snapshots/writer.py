@@ -27,7 +27,7 @@ from tmd.trainer.state_transfer.verification import Verdict
 log = logging.getLogger("tmd.trainer")
 
 PAUSE_S = 0.25
-"""At most, between two pieces of a copy that is sent slowly: far below any patience of a link."""
+"""Longest pause between two pieces of a slow copy, far below the patience of any link."""
 
 
 class WriterStage(IntEnum):
