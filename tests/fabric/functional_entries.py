@@ -77,6 +77,15 @@ def all_reduce_coalesced(at: At) -> Pairs:
     return list(zip(found, [at.sum(), at.sum(1)], strict=True))
 
 
+@row("wait_tensors", fits=both(numbers, real))
+def wait_tensors(at: At) -> Pairs:
+    tensors = [at.own(), at.own(1)]
+    reduced = functional.all_reduce_coalesced(tensors, "sum", at.group)
+    # New in torch 2.15.
+    found = [tensor.clone() for tensor in getattr(functional, "wait_tensors")(list(reduced))]  # noqa: B009
+    return list(zip(found, [at.sum(), at.sum(1)], strict=True))
+
+
 def gathering(name: str, **limits: Fits) -> None:
     @row(name, **limits)  # type: ignore[arg-type]
     def gather(at: At) -> Pairs:

@@ -64,6 +64,35 @@ def test_a_work_says_with_what_it_failed() -> None:
     assert found == [None, "a peer is gone", None]
 
 
+def test_a_group_in_python_gets_no_flight_recorder() -> None:
+    """``_FR_SELF_RECORDING_BACKENDS``, since torch 2.15: the recorder cannot read its name."""
+
+    class InPython(dist.ProcessGroup):
+        def __init__(self) -> None:
+            super().__init__(0, 1)  # type: ignore[call-arg]
+
+        @property
+        def _device_types(self) -> list[torch.device]:
+            return [torch.device("cpu")]
+
+        def _set_group_name(self, name: Any) -> None:
+            self.named = name
+
+        def _set_group_desc(self, desc: str) -> None:
+            self.described = desc
+
+    c10d.keep_flight_recorder_off("in-python")
+    dist.Backend.register_backend(
+        "in-python", lambda *_: InPython(), extended_api=True, devices=["cpu"]
+    )
+    dist.init_process_group("in-python", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+
+    assert isinstance(group, InPython)
+    assert group.described == "default_pg"
+
+
 @pytest.mark.parametrize("hook", BACKWARD_HOOKS)
 def test_backward_hooks_of_a_module_are_found(hook: Callable[[nn.Module], object]) -> None:
     """``_backward_hooks`` and ``_backward_pre_hooks``."""

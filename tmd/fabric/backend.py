@@ -14,6 +14,7 @@ from tmd.fabric.group import Group
 from tmd.fabric.rank_remap import teach
 from tmd.fabric.rendezvous import publish_environment
 from tmd.fabric.solo import lone_fabric
+from tmd.torch_private.c10d import keep_flight_recorder_off
 
 NAME = "tmd"
 
@@ -51,6 +52,7 @@ def _leave() -> None:
 def register() -> None:
     """Make the name ``tmd`` known to torch; idempotent."""
     if NAME not in dist.Backend.backend_list:
+        keep_flight_recorder_off(NAME)
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         # Threads inside torch at interpreter exit would abort the process.
         atexit.register(_leave)

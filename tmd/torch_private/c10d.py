@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch._C._distributed_c10d import Store, TCPStore, Work
 from torch.distributed import ProcessGroup, distributed_c10d
 
-__all__ = ["Store", "TCPStore", "Work", "error_of", "group_ranks"]
+__all__ = ["Store", "TCPStore", "Work", "error_of", "group_ranks", "keep_flight_recorder_off"]
 
 
 def error_of(work: Work) -> object | None:
@@ -16,6 +16,14 @@ def error_of(work: Work) -> object | None:
     except TypeError:
         return None
     return error
+
+
+def keep_flight_recorder_off(backend: str) -> None:
+    """Keep torch from attaching its flight recorder to groups of ``backend``, for groups that are
+    implemented in Python: it reads a group's name in C++, where they have none. Nothing is to be
+    done before torch 2.15, which attaches it to every other backend."""
+    recorded: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recorded.add(backend)
 
 
 def group_ranks() -> dict[ProcessGroup, dict[int, int]]:

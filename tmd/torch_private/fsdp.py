@@ -37,7 +37,8 @@ def forget_gradients(modules: Iterable[nn.Module]) -> None:
         for group in param_groups(part._get_fsdp_state()):
             group._partial_reduce_output = None
             for param in group.fsdp_params:
-                param.unsharded_accumulated_grad = None
+                if "unsharded_accumulated_grad" in vars(param):  # until torch 2.15
+                    param.unsharded_accumulated_grad = None
                 if hasattr(param, "_unsharded_param"):  # made by the first pass
                     param._unsharded_param.grad = None
 
