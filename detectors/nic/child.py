@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .reader import NicReader
@@ -20,11 +21,13 @@ class Request(NamedTuple):
     counters: tuple[str, ...]
     sys_root: str = "/sys"
     proc_root: str = "/proc"
+    interfaces: Mapping[str, str] = {}
+    """See :class:`NicReader`."""
 
 
 def main(argument: str) -> None:
     request = Request(*json.loads(argument))
-    scope = ScopeReading(*request.scope)
-    reader = NicReader(scope, request.counters, request.sys_root, request.proc_root)
+    request = request._replace(scope=ScopeReading(*request.scope))
+    reader = NicReader(*request)
     while os.read(0, 1):
         print(json.dumps(reader.read()), flush=True)

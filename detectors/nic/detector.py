@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from tmd.plugin import (
 from ..trouble import Trouble
 from .child import Request
 from .counters import RULES
-from .judge import NicRules
+from .judge import KnownPort, NicRules
 from .links import LinkLimits
 from .memory import RememberedPorts
 from .probe import NicProbe
@@ -86,10 +86,11 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
             expect=self.expect, named=self.interfaces, quiet_s=self.quiet_s, links=links
         )
 
-    def request(self) -> Request:
-        """The settings that the probe needs."""
+    def request(self, known: Iterable[KnownPort]) -> Request:
+        """What the probe needs: the settings, and the interfaces of the ``known`` ports."""
         scope = ScopeReading(self.interfaces, self.exclude, self.no_counters)
-        return Request(scope, tuple(RULES), self.sys_root, self.proc_root)
+        interfaces = {port.identity: port.interface for port in known if port.interface}
+        return Request(scope, tuple(RULES), self.sys_root, self.proc_root, interfaces)
 
 
 class NicDetector(Detector):
@@ -111,8 +112,9 @@ class NicDetector(Detector):
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, NicConfig)
-        probe, misses, unreadable = NicProbe(config.request()), 0, Trouble(UNREADABLE)
         self._ports = ports = RememberedPorts(config.rules(), ctx.state_dir / "ports.json")
+        probe = NicProbe(config.request(ports.findings.known))
+        misses, unreadable = 0, Trouble(UNREADABLE)
         try:
             while True:
                 snapshot = await probe.read(self._patience_s)

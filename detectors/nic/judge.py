@@ -39,6 +39,7 @@ class KnownPort(Struct, frozen=True):
     """Its character devices, when none was missing."""
     interface: str = ""
     card: str = ""
+    instance: int = 0
 
 
 class _Memory:
@@ -68,7 +69,7 @@ class _Memory:
     def known(self) -> KnownPort:
         nodes = sorted(node for kind in self._nodes.values() for node in kind)
         port = self.port
-        place = port.interface, port.card
+        place = port.interface, port.card, port.instance
         return KnownPort(port.identity, port.name, port.medium, tuple(nodes), *place)
 
     def forget_nodes(self) -> None:
@@ -105,7 +106,7 @@ class NicFindings:
         """What is remembered of each port, by its identity."""
         for each in known:
             port = Port(each.name, each.identity, each.medium)
-            port = port._replace(interface=each.interface, card=each.card)
+            port = port._replace(interface=each.interface, card=each.card, instance=each.instance)
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
             memory.update_nodes(each.nodes)
 
@@ -137,14 +138,20 @@ class NicFindings:
         self, snapshot: Snapshot, present: Mapping[str, Port]
     ) -> Iterator[Signal]:
         """Forget the ports that are out of scope now: the default route may have moved to one, or a
-        bond has replaced the RDMA devices of both ports of a card by one."""
+        bond has replaced the RDMA devices of both ports of a card by a new one."""
 
         def bond(port: Port) -> tuple[str, str]:
             return port.card, snapshot.masters.get(port.interface, "")
 
-        bonds = {bond(port) for port in snapshot.ports if all(bond(port))}
+        def is_new(port: Port) -> bool:
+            known = self._ports.get(port.identity)
+            return known is None or known.port.instance != port.instance
+
+        there = (*snapshot.ports, *snapshot.outside)
+        bonds = {bond(port) for port in there if all(bond(port)) and is_new(port)}
+        outside = {port.identity for port in snapshot.outside}
         for identity in self._ports.keys() - present.keys():
-            if identity in snapshot.outside or bond(self._ports[identity].port) in bonds:
+            if identity in outside or bond(self._ports[identity].port) in bonds:
                 yield from self._update(self._ports.pop(identity), {})
 
     def _renamed(self, present: Mapping[str, Port]) -> Iterator[Signal]:

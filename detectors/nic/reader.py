@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from .snapshot import Medium, Port, ScopeReading, Snapshot
@@ -32,7 +32,9 @@ class NicReader:
         counters: Iterable[str],
         sys_root: str = "/sys",
         proc_root: str = "/proc",
+        interfaces: Mapping[str, str] | None = None,
     ) -> None:
+        """``interfaces``: of ports of RDMA devices, by identity, as they were last known."""
         self.refused: set[str] = set()
         self._scope = scope
         self._counters = tuple(counters)
@@ -42,11 +44,12 @@ class NicReader:
         self._proc = proc_root
         self._gpus = gpus(sys_root)
         self._in_scope: dict[str, bool] = {}
+        self._interfaces = dict(interfaces or {})
 
     def read(self) -> Snapshot:
         """All ports in scope, RDMA ports first. An RDMA port includes its interface."""
         taken: set[str] = set()
-        outside: list[str] = []
+        outside: list[Port] = []
         masters: dict[str, str] = {}
         default = _default_route(self._proc, self._net)
         ports = list(self._rdma_ports(default, taken, outside))
@@ -59,8 +62,8 @@ class NicReader:
                 and (self._scope.interfaces or self._is_physical(f"{self._net}/{interface}"))
             ):
                 ports.append(self._ethernet(interface))
-            else:
-                outside.append(interface)
+            elif os.path.exists(f"{self._net}/{interface}"):  # it may have vanished meanwhile
+                outside.append(Port(interface, interface, Medium.ETHERNET))
         return Snapshot(tuple(ports), tuple(outside), masters)
 
     def _is_physical(self, folder: str) -> bool:
@@ -95,9 +98,11 @@ class NicReader:
 
     # --- InfiniBand, RoCE, EFA ----------------------------------------------------------------
 
-    def _rdma_ports(self, default: set[str], taken: set[str], outside: list[str]) -> Iterator[Port]:
-        """Ports in scope; adds the identities of others to ``outside``, and to ``taken`` the
-        interfaces that belong to any RDMA device."""
+    def _rdma_ports(
+        self, default: set[str], taken: set[str], outside: list[Port]
+    ) -> Iterator[Port]:
+        """Ports in scope; adds others to ``outside``, and to ``taken`` the interfaces that belong
+        to any RDMA device."""
         nodes = self._nodes()
         for device in _names(self._rdma):
             folder = f"{self._rdma}/{device}"
@@ -106,51 +111,65 @@ class NicReader:
             if _is_virtual_function(f"{folder}/device"):
                 continue
             for number in _names(f"{folder}/ports"):
-                name = f"{device}/{number}"
-                own = self._interface_of(interfaces, number)
-                if self._wanted((name, own) if own else (name,), own in default):
-                    yield self._rdma_port(device, number, own, nodes.get(name, ()))
+                port = self._placed(device, number, interfaces)
+                names = (port.name, port.interface) if port.interface else (port.name,)
+                if self._wanted(names, port.interface in default):
+                    yield self._rdma_port(port, device, number, nodes.get(port.name, ()))
                 else:
-                    outside.append(_identity(folder, name, number))
+                    outside.append(port)
 
-    def _rdma_port(
-        self, device: str, number: str, interface: str | None, nodes: tuple[str, ...]
-    ) -> Port:
-        name = f"{device}/{number}"
-        folder = f"{self._rdma}/{device}"
+    def _placed(self, device: str, number: str, interfaces: list[str]) -> Port:
+        """Port ``number`` of ``device``, without its state and counters."""
+        folder, name = f"{self._rdma}/{device}", f"{device}/{number}"
+        identity = _identity(folder, name, number)
+        return Port(
+            name=name,
+            identity=identity,
+            medium=_medium(folder, f"{folder}/ports/{number}"),
+            interface=self._interface_of(identity, interfaces, number),
+            card=_card(f"{folder}/device"),
+            instance=_instance(folder),
+        )
+
+    def _rdma_port(self, placed: Port, device: str, number: str, nodes: tuple[str, ...]) -> Port:
+        """``placed`` with its state and counters."""
+        folder, interface = f"{self._rdma}/{device}", placed.interface
         port = f"{folder}/ports/{number}"
-        medium = _medium(folder, port)
         state, phys = _text(f"{port}/state"), _text(f"{port}/phys_state")
         up = PORT_UP.get(_number(state))
         if _number(phys) == PHYS_DISABLED:
             up = False
-        if medium is Medium.EFA:
+        if placed.medium is Medium.EFA:
             # EFA always reports ACTIVE: only its interface, if it has one, shows the state.
             state, phys = _text(f"{self._net}/{interface}/operstate") if interface else "", ""
             up = UP_STATES.get(state)
         places = [f"{port}/counters", f"{port}/hw_counters", f"{folder}/hw_counters"]
-        if interface is not None:
+        if interface:
             places.append(f"{self._net}/{interface}")
-        return Port(
-            name=name,
-            identity=_identity(folder, name, number),
-            medium=medium,
+        return placed._replace(
             up=up,
             state=", ".join(filter(None, (state, phys))),
             rate_mb=_ib_rate(_text(f"{port}/rate")) if up else None,
-            counters=self._values((name, interface) if interface else (name,), places),
+            counters=self._values((placed.name, interface), places),
             nodes=nodes,
-            interface=interface or "",
-            card=_card(f"{folder}/device"),
             near=self._near(f"{folder}/device"),
         )
 
-    def _interface_of(self, interfaces: list[str], number: str) -> str | None:
-        """The interface of port ``number``; ``dev_port`` counts from 0."""
-        for interface in interfaces:
+    def _interface_of(self, identity: str, interfaces: list[str], number: str) -> str:
+        """The interface of port ``number``, or its last one if that has vanished, as into the
+        network of a container; empty if it has none."""
+        if found := self._interface_now(interfaces, number):
+            self._interfaces[identity] = found
+            return found
+        last = self._interfaces.get(identity, "")
+        # An interface of that name belongs to another port now.
+        return "" if os.path.exists(f"{self._net}/{last}") else last
+
+    def _interface_now(self, interfaces: list[str], number: str) -> str:
+        for interface in interfaces:  # `dev_port` counts from 0
             if _text(f"{self._net}/{interface}/dev_port") == str(int(number) - 1):
                 return interface
-        return interfaces[0] if len(interfaces) == 1 else None
+        return interfaces[0] if len(interfaces) == 1 else ""
 
     def _nodes(self) -> dict[str, tuple[str, ...]]:
         """Character devices by port name; one for a whole device counts for port 1."""
@@ -208,6 +227,14 @@ def _card(device: str) -> str:
     """Of a PCI device, such as ``0000:3b:00.1``: see :class:`Port`."""
     address, _, _ = _link(device).rpartition(".")
     return address if address.count(":") == 2 else ""
+
+
+def _instance(folder: str) -> int:
+    """Of an RDMA device: see :class:`Port`. Each folder of sysfs gets an inode of its own."""
+    try:
+        return os.stat(folder).st_ino
+    except OSError:
+        return 0
 
 
 def _identity(folder: str, name: str, number: str) -> str:

@@ -37,15 +37,17 @@ class Port(NamedTuple):
     """Of the port of an RDMA device, if it has one."""
     card: str = ""
     """PCI address without the function, as ``0000:3b:00``; empty if there is none."""
+    instance: int = 0
+    """Of an RDMA device: another number once the kernel has made the device anew."""
     near: tuple[str, ...] = ()
     """The nearest GPUs in the PCI tree, as ``pci:0000:3b:00.0``."""
 
 
 class Snapshot(NamedTuple):
     ports: tuple[Port, ...] = ()
-    outside: tuple[str, ...] = ()
-    """Identities of ports that are there, but out of scope, or part of the port of an RDMA
-    device."""
+    outside: tuple[Port, ...] = ()
+    """Ports that are there, but out of scope, or part of the port of an RDMA device; without their
+    state and counters."""
     masters: dict[str, str] = {}
     """Interface -> the bond, or the like, that it belongs to."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 
@@ -23,6 +24,10 @@ class Tree:
         place = self.sys / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(target)
+
+    def remove(self, path):
+        """A folder and what it has."""
+        shutil.rmtree(self.sys / path)
 
     def pci(self, path, vendor="0x15b3", kind="0x020000"):
         """A device ``0000:00/0000:00:01.0/...`` below a root complex; returns its folder."""

@@ -288,34 +288,39 @@ def test_a_character_device_that_is_lost_before_a_restart_is_missed_after_it(bef
 def test_a_port_that_is_out_of_scope_after_a_restart_is_not_missed(before):
     """The default route may lead over another port now, or the operator has excluded it."""
     again = restarted(before)
-    found = [codes(again.observe(Snapshot((), (PORT.identity,)), t)) for t in (100, 105, 110, 500)]
+    found = [codes(again.observe(Snapshot((), (PORT,)), t)) for t in (100, 105, 110, 500)]
 
     assert found == [[]] * 4
     assert again.known == ()
 
 
-def test_a_port_whose_interface_was_bonded_is_not_missed():
-    """The RDMA device of the bond, with the identity of the first port, stands for both."""
+@pytest.mark.parametrize("name", ["mlx5_bond_0/1", "rocep59s0f0/1"])
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_a_port_whose_interface_was_bonded_is_not_missed(name, in_scope):
+    """The new RDMA device of the bond, with the identity of the first port, stands for both. It may
+    have the name of the first device, and the default route may lead over it."""
     first, second = (
         PORT._replace(
             identity=f"guid{n}/1",
-            name=f"mlx5_{n}/1",
+            name=f"rocep59s0f{n}/1",
             medium=Medium.ROCE,
             interface=f"eth{n}",
             card="0000:3b:00",
+            instance=n + 1,
         )
         for n in range(2)
     )
-    bond = first._replace(name="mlx5_bond_0/1")
+    bond = first._replace(name=name, instance=3)
     masters = {"eth0": "bond0", "eth1": "bond0"}
     findings = NicFindings(RULES_OF_ALL)
     list(findings.observe(Snapshot((first, second)), 0))
-    bonded = Snapshot((bond,), ("eth0", "eth1"), masters)
+    interfaces = tuple(Port(eth, eth, Medium.ETHERNET) for eth in masters)
+    bonded = Snapshot((bond,) * in_scope, (*interfaces, *(bond,) * (not in_scope)), masters)
     again = restarted(findings)
     found = [codes(f.observe(bonded, t)) for f in (findings, again) for t in (5, 10, 15, 100)]
 
     assert found == [[]] * 8
-    assert [port.name for port in again.known] == ["mlx5_bond_0/1"]
+    assert [port.name for port in again.known] == [name] * in_scope
 
 
 @pytest.mark.parametrize(
@@ -324,6 +329,7 @@ def test_a_port_whose_interface_was_bonded_is_not_missed():
         (None, "bond0"),  # the RDMA device of the bond itself
         ("0000:5e:00", "bond0"),  # another card in the same bond keeps its own device
         ("0000:3b:00", "br0"),  # the other port of the card is in no bond with it
+        ("0000:3b:00", "bond0"),  # the other one keeps its own device, so none replaces both
     ],
 )
 def test_a_port_that_is_gone_is_missed_although_its_interface_has_a_master(other, master):
@@ -332,7 +338,8 @@ def test_a_port_that_is_gone_is_missed_although_its_interface_has_a_master(other
         identity="guid1/1", name="mlx5_1/1", medium=Medium.ROCE, interface="eth1", card=other or ""
     )
     rest = (there,) if other else ()
-    after = Snapshot(rest, ("eth0",), {"eth0": "bond0", "eth1": master})
+    left = Port("eth0", "eth0", Medium.ETHERNET)
+    after = Snapshot(rest, (left,), {"eth0": "bond0", "eth1": master})
     findings = NicFindings(RULES_OF_ALL)
     list(findings.observe(Snapshot((lost, *rest)), 0))
 
@@ -359,7 +366,7 @@ def test_a_port_that_leaves_the_scope_ends_its_findings(before):
         list(before.observe(Snapshot(), at))
 
     assert codes(before.observe(Snapshot(), 15)) == [("nic.gone", Severity.FATAL)]
-    assert codes(before.observe(Snapshot((), (PORT.identity,)), 20)) == [("nic.gone", None)]
+    assert codes(before.observe(Snapshot((), (PORT,)), 20)) == [("nic.gone", None)]
 
 
 @pytest.mark.parametrize(

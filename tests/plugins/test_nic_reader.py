@@ -171,9 +171,40 @@ def test_ports_that_are_there_but_not_watched_are_listed(tree):
     snapshot = NicReader(ScopeReading(exclude=("mlx5_0/*",)), RULES, tree.sys, tree.proc).read()
 
     assert [port.name for port in snapshot.ports] == ["mlx5_1/1"]
-    assert set(snapshot.outside) == {"b8ce:f603:00a1:0001/1", "eth0", "eth5", "dummy0"}
+    outside = {port.identity for port in snapshot.outside}
+    assert outside == {"b8ce:f603:00a1:0001/1", "eth0", "eth5", "dummy0"}
     assert (snapshot.ports[0].interface, snapshot.ports[0].card) == ("eth5", "0000:00:02")
     assert snapshot.masters == {"eth0": "bond0"}
+
+
+def test_an_interface_that_vanishes_while_it_is_read_is_not_out_of_scope(tree):
+    """Its name is listed, but leads nowhere any more."""
+    tree.link("class/net/eth1", "../../devices/gone/net/eth1")
+    snapshot = NicReader(ScopeReading(), RULES, tree.sys, tree.proc).read()
+
+    assert (snapshot.ports, snapshot.outside) == ((), ())
+
+
+def test_a_port_stays_in_or_out_of_scope_by_its_interface_when_that_has_vanished(tree):
+    """Both ports lose theirs, as into the network of a container. A new reader gets the names."""
+    scope = ScopeReading(interfaces=("eth0", "eth1"), exclude=("eth1",))
+    for number in range(2):
+        device = tree.pci(f"0000:0{number}/0000:0{number}:01.0")
+        tree.rdma(f"mlx5_{number}", device, guid=f"b8ce:f603:00a1:000{number}", layer="Ethernet")
+        tree.interface(f"eth{number}", device)
+    reader = NicReader(scope, RULES, tree.sys, tree.proc)
+    before = reader.read()
+    for number in range(2):
+        tree.remove(f"class/net/eth{number}")
+        tree.remove(f"devices/pci0000:0{number}/0000:0{number}:01.0/net/eth{number}")
+    last = {port.identity: port.interface for port in (*before.ports, *before.outside)}
+    again = NicReader(scope, RULES, tree.sys, tree.proc, interfaces=last)
+    found = [before, reader.read(), again.read()]
+    tree.interface("eth0", tree.pci("0000:02/0000:02:01.0"))
+    found.append(again.read())
+
+    ports = [[(port.name, port.interface) for port in snapshot.ports] for snapshot in found]
+    assert ports == [[("mlx5_0/1", "eth0")]] * 3 + [[("eth0", "")]]
 
 
 def test_a_file_that_returned_einval_is_never_read_again(tree):
