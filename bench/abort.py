@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from bench.measure import Report, options, summary
+from bench.measure import Report, options, parsed, summary
 from tests.fabric.circle import circle
 from tests.fabric.test_abort import allreduce
 
@@ -37,7 +37,7 @@ def once() -> float:
 
 def main() -> int:
     parser = options("abort", __doc__, repeats=50)
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats = 1
     report = Report("abort", args)

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench import feeding, speaking
 from bench.hosts import DETECTORS, HTTP, NONE, Lab, cpu_s, lab, memory, running, settled
-from bench.measure import Report, each, in_turn, options
+from bench.measure import Report, each, in_turn, options, parsed
 from tmd import embedded
 
 SIDES = {
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="of watching, for the processor"
     )
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.seconds = 1, 2.0
     report = Report("daemon", args)

@@ -15,7 +15,7 @@ from msgspec import structs
 from tmd_policies.replace_failed import ReplaceFailed
 
 from bench.fleet_hosts import SPARE, WORKERS, jobs_of, starting, status
-from bench.measure import Report, each, options
+from bench.measure import Report, each, options, parsed
 from tmd.core.planning.directives import directive_of
 from tmd.core.planning.forming import form
 from tmd.core.planning.planning import steer
@@ -78,7 +78,7 @@ def measured(ranks: int) -> dict[str, float]:
 
 
 def main() -> int:
-    args = options("decisions", __doc__, repeats=9).parse_args()
+    args = parsed(options("decisions", __doc__, repeats=9))
     sizes, repeats = (RANKS[:1], 1) if args.quick else (RANKS, args.repeats)
     report = Report("decisions", args)
     runs = {str(ranks): [measured(ranks) for _ in range(repeats)] for ranks in sizes}

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from bench import rivals
-from bench.measure import Facts, Report, each, in_turn, options
+from bench.measure import Facts, Report, each, in_turn, options, parsed
 from tmd import embedded
 from tmd.core.values.model import ClusterView, HostStatus, MigrationPlan
 from tmd.demo import story, train
@@ -197,7 +197,7 @@ def main() -> int:
         default=99,
         help="0: a killed worker is started again only after the recovery, not during it",
     )
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats = args.events = 1
     report = Report("downtime", args)

@@ -14,7 +14,6 @@ The efficiency that a cluster would see is 1 - pause - mirroring within the step
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, run_on
-from bench.measure import Facts, Report, each, in_turn, options, pairs, summary
+from bench.measure import Facts, Report, each, in_turn, options, pairs, parsed, summary
 from tmd import embedded
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import Activity
@@ -183,7 +182,7 @@ def compared(runs: dict[str, Facts]) -> int:
 def main() -> int:
     parser = options("efficiency", __doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
-    args: argparse.Namespace = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.seconds = 1, 15.0
     report = Report("efficiency", args)

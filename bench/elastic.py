@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from bench.downtime import PATIENCE_S, RANKS, TINY, kill, run_on
-from bench.measure import Report, commit_times, each, in_turn, options, summary
+from bench.measure import Report, commit_times, each, in_turn, options, parsed, summary
 from tmd import embedded
 from tmd.core.planning.migration import is_live
 from tmd.core.values.model import ClusterView, MigrationPlan, Phase, PlanKind
@@ -166,7 +166,7 @@ def tell(report: Report, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
 def main() -> int:
     parser = options("elastic", __doc__)
     parser.add_argument("--quiet", type=int, default=STEPS, help="steps before and after an event")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.quiet = 1, 5
     report = Report("elastic", args)

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench import by_hand_train
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, kill
-from bench.measure import Facts, Report, each, in_turn, options
+from bench.measure import Facts, Report, each, in_turn, options, parsed
 from tmd import embedded
 from tmd.core.values.model import Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo import story, train
@@ -124,7 +124,7 @@ def main() -> int:
     )
     by_hand = "sum gradients without DDP, and compare with standbys that have run nothing, too"
     parser.add_argument("--by-hand", action="store_true", help=by_hand)
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.no_compile = 1, True
     report = Report("first_step", args)

@@ -35,7 +35,7 @@ from redis import Redis
 
 from bench.fleet_hosts import SPARE, job_of, status
 from bench.hosts import NONE, TICKS_S, Daemon, Lab, cpu_s, memory, running
-from bench.measure import Report, each, options
+from bench.measure import Report, each, options, parsed
 from tmd import embedded
 from tmd.config import store_key
 from tmd.core.planning.migration import is_live
@@ -283,7 +283,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="HOSTS")
     parser.add_argument("--events", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=10.0)
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.sizes, args.events, args.seconds = 1, [2 * PER_JOB], 1, 2.0
     report = Report("fleet", args)

@@ -6,7 +6,6 @@ A figure is the median time between two steps of rank 0 over one run, the first 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import frameworks_train, rivals
-from bench.measure import Facts, Report, in_turn, options, paired
+from bench.measure import Facts, Report, in_turn, options, paired, parsed
 from tmd import embedded
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 
@@ -75,7 +74,7 @@ def main() -> int:
     parser = options("frameworks", __doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warm", type=int, default=5, help="steps at the start that do not count")
-    args: argparse.Namespace = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.steps = 1, 10
     report = Report("frameworks", args)

@@ -35,7 +35,7 @@ import msgspec
 
 from bench import waiting_train
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, run_on
-from bench.measure import Report, commit_times, options, summary
+from bench.measure import Report, commit_times, options, parsed, summary
 from tmd import embedded
 from tmd.config import Settings
 from tmd.core.values.model import ClusterView, MigrationPlan, Phase, PlanKind
@@ -311,7 +311,7 @@ def main() -> int:
     parser.add_argument("--every-s", type=float, default=4.0, help="mean time between events")
     parser.add_argument("--drains", type=float, default=0.15, help="share of drains")
     parser.add_argument("--seed", type=int, default=1, help="of the first trace; a repeat adds 1")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.events, args.quiet, args.window_s = 1, 1, 10, 60.0
     report = Report("goodput", args)

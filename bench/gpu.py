@@ -36,7 +36,7 @@ import torch
 
 from bench import downtime
 from bench.downtime import RANKS, STANDBY, TINY
-from bench.measure import Report, each, options
+from bench.measure import Report, each, options, parsed
 from bench.passing import one_card
 from bench.sizes import Oracle
 from tmd import embedded, lifeline
@@ -306,14 +306,14 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=[*PHASES])
     parser.add_argument("--only", choices=PHASES, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no GPU; --device cpu shows that the phases work, and no more")
     if args.only:
         phases = {"probe": probe, "ratio": ratio, "moves": moves, "losses": losses}
         print(json.dumps(phases[args.only](args)))
         return 0
-    report = Report("gpu", args, whole=args.device == "cuda" and {*args.phases} == {*PHASES})
+    report = Report("gpu", args)
     found: dict[str, Facts] = {}
     for phase in args.phases:
         report.progress(f"phase {phase}")

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from bench import stayers
-from bench.measure import Facts, Report, in_turn, median_of, options, summary
+from bench.measure import Facts, Report, in_turn, median_of, options, parsed, summary
 from tests.fabric.pool import Pool, pool
 from tmd import wire
 from tmd.core.planning.directives import Arm
@@ -162,7 +162,7 @@ def measured(args: argparse.Namespace, report: Report, sizes: Sequence[int]) -> 
 
 def main() -> int:
     parser = options("growth", __doc__)
-    args = parser.parse_args()
+    args = parsed(parser)
     sizes: tuple[int, ...] = SIZES
     if args.quick:
         args.repeats, sizes = 1, SIZES[:2]

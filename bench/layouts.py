@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.downtime import drain, facts, run_on
-from bench.measure import Facts, Report, each, in_turn, options
-from tests.e2e import layouts, stages
+from bench.measure import Facts, Report, each, in_turn, options, parsed
+from tests.e2e import layouts
 from tmd import embedded
 from tmd.core.values.model import HostStatus
 from tmd.demo import story
@@ -33,6 +33,8 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import events_of, median_step, read_trace
 from tmd.demo.story import StoryTimes
 
+STAGES = Path(layouts.__file__).with_name("stages.py")
+"""The script for layouts whose ranks do not build alike."""
 ACTIVE, STANDBY, PER_HOST = ("h1", "h2"), ("h3",), 2
 RANKS = len(ACTIVE) * PER_HOST
 ONCE = ("both", "single", "zero")
@@ -63,7 +65,7 @@ async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Names
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
     times = StoryTimes()
     pace = ("--steps", "100000", "--pace", str(args.pace))
-    command: tuple[str, ...] = (stages.__file__, layout, *pace)
+    command: tuple[str, ...] = (str(STAGES), layout, *pace)
     if layout not in STAGED:
         command = (layouts.__file__, layout, *pace, "--seekable")
     acts: tuple[Act, ...] = (drain,) if layout in ONCE else (drain, kill)
@@ -78,7 +80,7 @@ async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Names
             per_host=PER_HOST,
             max_restarts=99,
             # The script that stages are in takes some of the other one.
-            environment={"PYTHONPATH": str(Path(stages.__file__).parents[2])},
+            environment={"PYTHONPATH": str(STAGES.parents[2])},
         )
         async with LocalCluster(spec) as cluster:
             for number, act in enumerate(acts * args.events):
@@ -139,7 +141,7 @@ def main() -> int:
     parser.add_argument("--quiet", type=int, default=8, help="steps between two events")
     parser.add_argument("--pace", type=float, default=0.4, help="seconds added to each step")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=[*LAYOUTS])
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats = args.events = 1
     report = Report("layouts", args)

@@ -43,6 +43,16 @@ def options(name: str, about: str | None, repeats: int = 5) -> argparse.Argument
     return parser
 
 
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of this run. ``whole`` says whether it measures all that the figures are made
+    from: no option has another value than its default, except that there may be more repeats."""
+    args = parser.parse_args()
+    changed = {k for k, v in vars(args).items() if v != parser.get_default(k)}
+    fewer = args.repeats < parser.get_default("repeats")
+    args.whole = changed <= {"repeats", "json"} and not fewer
+    return args
+
+
 def in_turn(repeats: int, subjects: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Each subject once per repeat, every other repeat in reverse: noise hits all alike."""
     for repeat in range(repeats):
@@ -138,12 +148,10 @@ class Report:
         self,
         name: str,
         args: argparse.Namespace,
-        *,
-        whole: bool = True,
         results: Path = RESULTS,
     ) -> None:
-        """``whole``: this run may replace the one in ``results`` that the figures are made from."""
-        self._name, self._args, self._whole, self._results = name, args, whole, results
+        """``args`` is of :func:`parsed`. Only a whole run replaces that in ``results``."""
+        self._name, self._args, self._results = name, args, results
         self._machine = machine()
         self._table = Table(title=f"{name}: medians (min to max)", title_justify="left")
         self._targets: list[dict[str, Any]] = []
@@ -196,11 +204,12 @@ class Report:
 
     def _write(self, runs: object, figures: Mapping[str, object]) -> None:
         args = self._args
-        # A run that is not whole, or failed in part, must not replace a good one.
-        suffix = ".failed.json" if self._failed else ".json" if self._whole else ".part.json"
-        file = args.json or (None if args.quick else self._results / f"{self._name}{suffix}")
+        part = ".json" if args.whole else ".part.json"
+        file = args.json or (None if args.quick else self._results / f"{self._name}{part}")
         if file is None:
             return
+        if self._failed:  # it must not replace a good one
+            file = file.with_suffix(".failed.json")
         settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
         facts = {
             "benchmark": self._name,

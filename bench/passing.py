@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.measure import Report, each, in_turn, interval, options
+from bench.measure import Report, each, in_turn, interval, options, parsed
 from tmd.lifeline import die_with_parent
 
 WARM = 5
@@ -141,10 +141,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="steps in a block")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.width, args.batch, args.steps = 1, 64, 16, 3
-    report = Report("passing", args, whole=args.device == "cpu")
+    report = Report("passing", args)
     ours, theirs = mp.Pipe(duplex=False)
     spawn = mp.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import downtime, rivals
-from bench.measure import Report, each, in_turn, options
+from bench.measure import Report, each, in_turn, options, parsed
 
 VENV = Path("bench/.peers-venv")
 PACKAGES = ("torchft-nightly", "torch==2.13.0")
@@ -160,7 +160,7 @@ def tell(report: Report, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any
 def main() -> int:
     parser = options("peers", __doc__)
     parser.add_argument("--venv", type=Path, default=VENV, help="made if it is not there")
-    args: argparse.Namespace = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats = 1
     report = Report("peers", args)

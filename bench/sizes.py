@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.downtime import RANKS, STANDBY, TINY
-from bench.measure import Facts, Report, in_turn, options
+from bench.measure import Facts, Report, in_turn, options, parsed
 from tmd import embedded
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import MigrationPlan
@@ -124,7 +124,7 @@ def compare(what: Comparison) -> int:
     parser.add_argument("--staging-mb", type=float, default=ShadowLimits().staging_mb, help=staging)
     heap = "let glibc map each large tensor on its own, so that peaks show no torn heap; slower"
     parser.add_argument("--map-tensors", action="store_true", help=heap)
-    args = parser.parse_args()
+    args = parsed(parser)
     if why := what.unable():
         parser.error(why)
     if args.quick:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import rivals, sharded_train
-from bench.measure import Facts, Report, each, in_turn, options, pairs, summary
+from bench.measure import Facts, Report, each, in_turn, options, pairs, parsed, summary
 from bench.steady import RANKS, RUN_S
 from tmd import embedded
 from tmd.core.values.model import ClusterView
@@ -80,7 +80,7 @@ def main() -> int:
     parser = options("snapshots", __doc__)
     parser.add_argument("--steps", type=int, default=71)
     parser.add_argument("--warm", type=int, default=10, help="steps at the start left out")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.steps, args.warm = 1, 31, 5
     report = Report("snapshots", args)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import rivals
-from bench.measure import Facts, Report, each, in_turn, options, paired
+from bench.measure import Facts, Report, each, in_turn, options, paired, parsed
 from tmd import embedded
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
@@ -74,7 +74,7 @@ def main() -> int:
     parser = options("steady", __doc__)
     parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--warm", type=int, default=5, help="steps at the start that do not count")
-    args = parser.parse_args()
+    args = parsed(parser)
     if args.quick:
         args.repeats, args.steps = 1, 10
     report = Report("steady", args)

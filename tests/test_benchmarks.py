@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+import bench
 from bench import speaking
 from bench.hosts import Lab
-from bench.measure import Report, interval
+from bench.measure import Report, interval, options, parsed
+
+BENCHMARKS = sorted(
+    file.stem
+    for file in Path(bench.__path__[0]).glob("*.py")
+    if "\ndef main() -> int:" in file.read_text()
+)
 
 
 def test_the_way_from_an_exit_to_the_plan_is_measured(tmp_path: Path, redis_url: str) -> None:
@@ -28,33 +36,59 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def reported(results: Path, *, fails: bool = False, whole: bool = True) -> list[str]:
-    """Which files a run has written."""
+def reported(
+    monkeypatch: pytest.MonkeyPatch, results: Path, *options_: str, fails: bool = False
+) -> list[str]:
+    """Which files a run with these options has written."""
 
     def run() -> None:
         if fails:
             raise RuntimeError("no")
 
-    args = argparse.Namespace(json=None, quick=False)
-    report = Report("one", args, whole=whole, results=results)
+    parser = options("one", "")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 2])
+    monkeypatch.setattr(sys, "argv", ["one", *options_])
+    report = Report("one", parsed(parser), results)
     report.attempt("subject", run)
     report.finish({}, {"figure": 1})
     return [file.name for file in sorted(results.iterdir()) if file.read_text() != "good"]
 
 
-def test_a_whole_run_replaces_the_result(results: Path) -> None:
-    assert reported(results) == ["one.json"]
+@pytest.mark.parametrize("given", [(), ("--repeats", "6"), ("--sizes", "1", "2")])
+def test_a_whole_run_replaces_the_result(
+    monkeypatch: pytest.MonkeyPatch, results: Path, given: tuple[str, ...]
+) -> None:
+    assert reported(monkeypatch, results, *given) == ["one.json"]
     assert json.loads((results / "one.json").read_text())["figures"] == {"figure": 1}
 
 
-@pytest.mark.parametrize(
-    ("options", "file"),
-    [({"fails": True}, "one.failed.json"), ({"whole": False}, "one.part.json")],
-)
-def test_a_failed_run_and_a_part_of_one_leave_the_result_alone(
-    results: Path, options: dict[str, bool], file: str
+@pytest.mark.parametrize("given", [("--sizes", "1"), ("--repeats", "4")])
+def test_a_part_of_a_run_leaves_the_result_alone(
+    monkeypatch: pytest.MonkeyPatch, results: Path, given: tuple[str, ...]
 ) -> None:
-    assert reported(results, **options) == [file]
+    assert reported(monkeypatch, results, *given) == ["one.part.json"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_failed_run_leaves_the_result_alone(
+    monkeypatch: pytest.MonkeyPatch, results: Path, named: bool
+) -> None:
+    """Also if the command names the file."""
+    given = ("--json", str(results / "one.json")) if named else ()
+    assert reported(monkeypatch, results, *given, fails=True) == ["one.failed.json"]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It can be imported, and says what its options are."""
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"bench.{name}").main()
+
+    assert end.value.code == 0
+    assert f"python -m bench.{name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("n", [6, 7, 8, 16, 26, 99, 100])
