@@ -111,6 +111,14 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_is_refused_where_the_installation_would_be(tmp_path: Path) -> None:
+    (tmp_path / "tmd.toml").touch()
+    done = tmd("config", "init", "--to", tmp_path, "--dry-run")
+
+    assert done.returncode == 2
+    assert f"{tmp_path / 'tmd.toml'} already exists: --force overwrites it" in done.stderr
+
+
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="--to") as raised:
@@ -186,6 +194,15 @@ def test_a_dry_run_prints_the_unit_and_installs_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(UNIT.splitlines()[0])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/home/me", "/root", "/tmp", "/var/tmp"])
+def test_a_configuration_that_the_unit_hides_is_warned_of(tmp_path: Path, folder: str) -> None:
+    settings = f"{folder}/tmd.toml"
+    done = tmd("systemd", "install", "--to", tmp_path, "--dry-run", "--config", settings)
+
+    assert done.returncode == 0
+    assert f"tmd: warning: the unit hides {settings} from the daemon (P" in done.stderr
 
 
 def test_a_unit_of_the_operators_own_stays(tmp_path: Path) -> None:

@@ -22,10 +22,16 @@ monitoring = typer.Typer(help="Watch tmd with Prometheus and Grafana.", no_args_
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Write nothing; print what would be written.")
+    bool, typer.Option("--dry-run", help="Write nothing; list the files that would be written.")
 ]
-HIDDEN = ("/home/", "/root/", "/run/user/")
-"""Paths that the unit hides from the daemon: ProtectHome=yes."""
+HIDDEN = {
+    "/home/": "ProtectHome=yes",
+    "/root/": "ProtectHome=yes",
+    "/run/user/": "ProtectHome=yes",
+    "/tmp/": "PrivateTmp=yes",
+    "/var/tmp/": "PrivateTmp=yes",
+}
+"""Folders that the unit hides from the daemon, and the line that does so."""
 
 
 @config.command("init")
@@ -60,7 +66,7 @@ def init(
 
 
 @systemd.command("install")
-def install(
+def install_systemd(
     to: Annotated[Path, typer.Option(help="Folder for the unit.")] = Path("/etc/systemd/system"),
     settings: Annotated[
         Path, typer.Option("--config", "-c", help="Configuration file of the daemon.")
@@ -73,19 +79,15 @@ def install(
     has_program = (python.parent / "tmd-daemon").exists()
     command = shipped.daemon_command(python, has_program=has_program)
     unit = shipped.unit(to.absolute(), command, settings.absolute())
-    if str(python).startswith(HIDDEN):
-        say(
-            f"tmd: the unit hides {python.parents[1]} from the daemon (ProtectHome=yes): "
-            "install tmd elsewhere, for example in a virtual environment /opt/tmd",
-            err=True,
-        )
+    _warn_of_hidden(python.parents[1], "install tmd elsewhere, for example in /opt/tmd")
+    _warn_of_hidden(settings.absolute(), "move it elsewhere, for example to /etc/tmd")
     if dry_run:
         say_page(unit.text)
     _write((unit,), force=force, dry_run=dry_run)
     if dry_run:
         return
-    if problem := _verified(unit.path):
-        say_lines(f"tmd: systemd-analyze verify {unit.path}: {problem}", err=True)
+    if complaints := _complaints_about(unit.path):
+        say_lines(f"tmd: systemd-analyze verify {unit.path}: {complaints}", err=True)
         raise typer.Exit(1)
     say("Next: tmd man --to /usr/local/share/man")
     say("      systemctl daemon-reload && systemctl enable --now tmd")
@@ -131,15 +133,23 @@ def man(
 
 
 def _write(files: tuple[shipped.File, ...], *, force: bool, dry_run: bool) -> None:
-    if not dry_run:
+    if dry_run:
+        shipped.check(files, force=force)
+    else:
         shipped.write(files, force=force)
     for file in files:
         verb = "would write" if dry_run else "wrote"
         say(f"{verb} {file.path} (mode {file.mode:04o})", err=dry_run)
 
 
-def _verified(unit: Path) -> str:
-    """The complaints of systemd about the unit; empty also if its checker is not installed."""
+def _warn_of_hidden(path: Path, remedy: str) -> None:
+    for folder, line in HIDDEN.items():
+        if str(path).startswith(folder):
+            say(f"tmd: warning: the unit hides {path} from the daemon ({line}): {remedy}", err=True)
+
+
+def _complaints_about(unit: Path) -> str:
+    """What systemd refuses in the unit; empty also if its checker is not installed."""
     program = shutil.which("systemd-analyze")
     if program is None:
         return ""

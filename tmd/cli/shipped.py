@@ -112,15 +112,24 @@ def _quoted(word: str) -> str:
     return f'"{text}"' if any(c in "\"'" or c.isspace() for c in text) else text
 
 
+def check(files: tuple[File, ...], *, force: bool) -> None:
+    """Check that :func:`write` would overwrite none of the files unasked.
+
+    Raises:
+        ConfigError: a file exists and ``force`` is not given.
+    """
+    present = [str(file.path) for file in files if file.path.exists()]
+    if present and not force:
+        raise ConfigError(f"{', '.join(present)} already exists: --force overwrites it")
+
+
 def write(files: tuple[File, ...], *, force: bool) -> None:
     """Write all files, or none if one already exists.
 
     Raises:
         ConfigError: a file exists and ``force`` is not given, or the folder cannot be written.
     """
-    present = [str(file.path) for file in files if file.path.exists()]
-    if present and not force:
-        raise ConfigError(f"{', '.join(present)} already exists: --force overwrites it")
+    check(files, force=force)
     for file in files:
         try:
             file.path.parent.mkdir(parents=True, exist_ok=True)
