@@ -13,7 +13,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def echoing(folder: Path, weather: LinkConditions) -> AsyncIterator[Path]:
+async def echoing(folder: Path, conditions: LinkConditions) -> AsyncIterator[Path]:
     """A door that leads to somebody who says everything back."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -24,7 +24,7 @@ async def echoing(folder: Path, weather: LinkConditions) -> AsyncIterator[Path]:
 
     server = await asyncio.start_unix_server(echo, folder / "target")
     async with Relay() as relay:
-        await relay.unix(folder / "door", folder / "target", weather)
+        await relay.unix(folder / "door", folder / "target", conditions)
         yield folder / "door"
     server.close()
 
@@ -50,16 +50,16 @@ async def test_fair_weather_lets_everything_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["there", "back"])
 async def test_what_is_held_comes_once_the_weather_clears(way: str, tmp_path: Path) -> None:
     """A stall loses nothing; that something was held can be seen."""
-    weather = LinkConditions()
-    getattr(weather, way).clear()
-    async with echoing(tmp_path, weather) as door, dialled(door) as (reader, writer):
+    conditions = LinkConditions()
+    getattr(conditions, way).clear()
+    async with echoing(tmp_path, conditions) as door, dialled(door) as (reader, writer):
         writer.write(b"hello")
-        while not weather.passed:  # noqa: ASYNC110 (the relay counts)
+        while not conditions.passed:  # noqa: ASYNC110 (the relay counts)
             await asyncio.sleep(0)
         answer = asyncio.ensure_future(reader.readexactly(5))
         await asyncio.sleep(0)
         held = not answer.done()
-        weather.clear()
+        conditions.clear()
 
         assert held
         assert await answer == b"hello"
@@ -67,19 +67,19 @@ async def test_what_is_held_comes_once_the_weather_clears(way: str, tmp_path: Pa
 
 async def test_a_reset_ends_what_is_open_and_refusal_what_comes(tmp_path: Path) -> None:
     """Until it clears."""
-    weather = LinkConditions()
-    async with echoing(tmp_path, weather) as door:
+    conditions = LinkConditions()
+    async with echoing(tmp_path, conditions) as door:
         async with dialled(door) as (reader, writer):
             writer.write(b"hello")
             await reader.readexactly(5)
-            weather.refuse = True
-            ended = weather.reset()
+            conditions.refuse = True
+            ended = conditions.reset()
 
             assert ended == 2
             assert await reader.read() == b""
         async with dialled(door) as (reader, _):
             assert await reader.read() == b""
-        weather.clear()
+        conditions.clear()
         async with dialled(door) as (reader, writer):
             writer.write(b"again")
 
@@ -104,15 +104,15 @@ async def test_what_is_relayed_may_listen_on_a_port(tmp_path: Path) -> None:
     server.close()
 
 
-async def test_a_question_at_the_desk_is_answered(tmp_path: Path) -> None:
+async def test_a_question_is_answered(tmp_path: Path) -> None:
     """One line each."""
 
     async def answer(question: str) -> str:
         return question.upper()
 
     async with Relay() as relay:
-        await relay.desk(tmp_path / "desk", answer)
-        async with dialled(tmp_path / "desk") as (reader, writer):
+        await relay.answering(tmp_path / "ports", answer)
+        async with dialled(tmp_path / "ports") as (reader, writer):
             writer.write(b"where to\n")
 
             assert await reader.read() == b"WHERE TO\n"

@@ -10,8 +10,8 @@ from tmd.core.worker.broken_step import Holding, Piece, Place, Progress, pieces,
 
 
 def place(step: int = 7, between: int = 0, **groups: tuple[int, int]) -> Place:
-    """``groups``: (done, kept) of each."""
-    progress = {name: Progress(*found) for name, found in groups.items()}
+    """``groups``: (done, kept) of each; no operation has begun that is not complete."""
+    progress = {name: Progress(done, kept, done) for name, (done, kept) in groups.items()}
     return Place(step, progress, between=between)
 
 
@@ -22,7 +22,7 @@ def afresh(between: int = 0) -> Place:
 @pytest.mark.parametrize(
     ("places", "expected"),
     [
-        # Nobody has completed operation 3.
+        # Operations count from 0. Nobody has completed operation 3.
         ([place(a=(3, 1)), place(a=(3, 2)), place(a=(3, 3))], {"a": 3}),
         # One rank lacks operation 2, and the others can run it again.
         ([place(a=(3, 1)), place(a=(2, 0)), place(a=(3, 2))], {"a": 2}),
@@ -39,7 +39,7 @@ def afresh(between: int = 0) -> Place:
         # A rank has not begun the step, and no script calls operations before it.
         ([place(a=(2, 0)), afresh()], {"a": 0}),
         ([place(a=(2, 1)), afresh()], None),
-        # It begins the step again, or the others have such operations behind them.
+        # Scripts call operations before the step: one rank calls them, the others are past them.
         ([place(a=(2, 0)), afresh(between=1)], None),
         ([place(between=1, a=(2, 0)), afresh()], None),
         ([place(between=1, a=(2, 0)), place(between=1, a=(2, 0))], {"a": 2}),
@@ -64,10 +64,20 @@ def test_operations_that_no_rank_has_begun_are_new_to_all() -> None:
 
 
 PROGRESS = st.builds(
-    lambda done, kept: Progress(done, min(kept, done)), st.integers(0, 5), st.integers(-1, 5)
+    lambda done, kept, more: Progress(done, min(kept, done), done + more),
+    *(st.integers(0, 5), st.integers(-1, 5), st.integers(0, 1)),
 )
 PLACES = st.lists(
-    st.builds(Place, st.just(7), st.dictionaries(st.sampled_from("abc"), PROGRESS)), min_size=1
+    st.one_of(
+        st.builds(
+            Place,
+            st.sampled_from((7, 7, 7, 8)),
+            st.dictionaries(st.sampled_from("abc"), PROGRESS),
+            between=st.sampled_from((0, 0, 0, 1)),
+        ),
+        st.just(afresh()),
+    ),
+    min_size=1,
 )
 
 
@@ -81,9 +91,13 @@ def test_every_rank_decides_alike_and_can_do_it(places: list[Place], random: obj
     assert found == reruns(shuffled)
     if found is None:
         return
+    assert len({each.step for each in places}) == 1
     for each in places:
         for name, progress in each.groups.items():
-            assert 0 <= progress.kept <= found[name].first <= progress.done
+            again = found[name]
+            assert 0 <= progress.kept <= again.first <= progress.done
+            assert again.first <= again.until
+            assert progress.begun <= again.until
 
 
 # --- what is left of one operation ----------------------------------------------------------------
@@ -103,9 +117,9 @@ def test_every_rank_decides_alike_and_can_do_it(places: list[Place], random: obj
             [Holding(((0, 4),), inputs=False), Holding(((4, 8),))],
             [Piece(0, 4, 0), Piece(4, 8, 1)],
         ),
-        # Nobody has it.
+        # Nobody has the result of 4 to 8, and one rank has lost its inputs.
         ([Holding(((0, 4),), inputs=False), Holding()], None),
-        # An element is torn: it must come from elsewhere.
+        # An element is half written: it must come from elsewhere.
         ([Holding(((0, 3),), ((3, 4),)), Holding()], None),
         (
             [Holding(((0, 3),), ((3, 4),)), Holding(((0, 4),))],
@@ -128,19 +142,16 @@ HOLDINGS = st.lists(st.builds(Holding, SPANS, SPANS, st.booleans()), min_size=1,
 def test_every_element_comes_from_where_it_is(holdings: list[Holding]) -> None:
     """Each exactly once, from a rank that has it, or from the inputs of all ranks."""
     found = pieces(holdings, 9)
+    nowhere = False
     for element in range(9):
         final = [any(a <= element < b for a, b in each.final) for each in holdings]
         lost = [any(a <= element < b for a, b in each.lost) for each in holdings]
         reducible = all(each.inputs and not gone for each, gone in zip(holdings, lost, strict=True))
+        nowhere |= not any(final) and not reducible
         if found is None:
             continue
         covering = [piece for piece in found if piece.start <= element < piece.stop]
         assert len(covering) == 1
         source = covering[0].source
         assert final[source] if source is not None else reducible and not any(final)
-    impossible = any(
-        not any(a <= e < b for h in holdings for a, b in h.final)
-        and any(not h.inputs or any(a <= e < b for a, b in h.lost) for h in holdings)
-        for e in range(9)
-    )
-    assert (found is None) == impossible
+    assert (found is None) == nowhere

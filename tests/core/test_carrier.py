@@ -1,4 +1,4 @@
-"""Who carries collectives follows from the environment and the hardware."""
+"""What carries collectives follows from the environment and the hardware."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_staging_can_be_chosen() -> None:
 def test_a_version_that_does_not_survive_a_loss_is_not_used(
     version: tuple[int, ...], remedy: str
 ) -> None:
-    """It is staged then, unless NCCL is asked for: that is an error."""
+    """tmd's own collectives are used instead. Asking for NCCL explicitly is an error."""
     facts = GPUS._replace(nccl=version)
     assert choose({}, facts) == (Carrier.OWN, remedy)
     with pytest.raises(ConfigError, match="TMD_CUDA=nccl, but NCCL"):
@@ -46,9 +46,11 @@ def test_other_versions_are_used(version: tuple[int, ...]) -> None:
     assert choose({}, GPUS._replace(nccl=version)).carrier is Carrier.NCCL
 
 
-def test_a_build_without_nccl_is_named() -> None:
+@pytest.mark.parametrize("cpu", ["own", "ring"])
+def test_nccl_is_refused_in_a_build_without_it(cpu: str) -> None:
+    """Also where another variable chooses the carrier."""
     with pytest.raises(ConfigError, match="this build of torch has no NCCL"):
-        choose({"TMD_CUDA": "nccl"}, GPUS._replace(nccl=None))
+        choose({"TMD_CUDA": "nccl", "TMD_CPU": cpu}, GPUS._replace(nccl=None))
 
 
 @pytest.mark.parametrize("name", ["TMD_CUDA", "TMD_CPU"])
@@ -58,7 +60,7 @@ def test_an_unknown_value_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("carrier", [Carrier.RING, Carrier.GLOO])
-def test_tests_choose_for_the_cpu(carrier: Carrier) -> None:
+def test_a_variable_for_tests_selects_the_carrier(carrier: Carrier) -> None:
     assert choose({"TMD_CPU": carrier}, NO_GPU) == (carrier, f"TMD_CPU={carrier}")
 
 

@@ -1,4 +1,4 @@
-"""Notices that leave the cluster, each of them once."""
+"""Which notices are announced, and that none is announced again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def plan(number, phase=Phase.DONE):
 
 
 def test_one_payload_serves_slack_and_programs():
-    """Text that a detector took from the host cannot notify a whole channel."""
+    """Slack gets escaped text, so that what a detector took from the host cannot notify a channel;
+    programs get the message unchanged."""
     (notice,) = of_alerts([ALERT])
     message = json.loads(payload(notice, "west"))
 
@@ -64,7 +65,7 @@ def test_each_change_of_a_finding_is_announced_once():
 
 
 def test_a_migration_in_the_records_is_never_announced_again():
-    """This holds for any number; those that records no longer show are forgotten later."""
+    """However many there are. Of those no longer in a record the latest are remembered."""
     many = of_migrations([record(*(plan(n) for n in range(3 * REMEMBERED)))])
     shown = [n.id for n in many]
     announced = Announced().plus(many, "", shown)

@@ -17,7 +17,7 @@ from tmd.fabric import Fabric, Group
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.kept_calls import CollectiveCall
-from tmd.fabric.passes import Passes, PassLog, Rigid, obstacle
+from tmd.fabric.passes import Inelastic, Passes, PassLog, obstacle
 from tmd.fabric.reduction import reduction
 from tmd.trainer.protocol.step_vote import exchange
 
@@ -33,7 +33,7 @@ def shrunk(size: int, adopted: dict[int, int]) -> Iterator[Circle]:
         later = made.membership.replaced({}, 2).shrunk(adopted)
         made.fabrics = [made.fabrics[rank] for rank in later.crew(range(size))]
         for fabric in made.fabrics:
-            fabric.passes.watch("")
+            fabric.passes.request_elastic("")
             own = later.rank_of(fabric.worker)
             assert own is not None
             fabric.enter(later, own)
@@ -173,7 +173,7 @@ def test_what_passes_cannot_share_abandons_the_epoch_and_says_why(
                 fabric.reduce_min([1])
 
         jobs.each(step)
-        reasons = [fabric.passes.rigid or "" for fabric in jobs.fabrics]
+        reasons = [fabric.passes.inelastic or "" for fabric in jobs.fabrics]
 
         assert any(why in reason for reason in reasons), reasons
         assert all(fabric.poisoned for fabric in jobs.fabrics)
@@ -222,13 +222,13 @@ def test_which_operations_passes_share(kind: FrameKind, in_step: bool, shared: b
 def test_a_barrier_behind_the_set_up_is_none_of_a_step() -> None:
     """Scripts often wait for each other before their loop. A later one no pass can share."""
     passes = Passes(lambda: None)
-    passes.watch("")
+    passes.request_elastic("")
     passes.saw(FrameKind.BARRIER)
-    assert passes.rigid == ""
+    assert passes.inelastic == ""
 
     passes.has_stepped = True
     passes.saw(FrameKind.BARRIER)
-    assert "barrier between two steps" in (passes.rigid or "")
+    assert "barrier between two steps" in (passes.inelastic or "")
 
 
 def test_operations_of_the_step_before_are_none_of_this_one() -> None:
@@ -243,7 +243,7 @@ def test_operations_of_the_step_before_are_none_of_this_one() -> None:
     passes.begin(2, first=True, last=False)
     passes.begin(0, first=False, last=True)
 
-    with pytest.raises(Rigid, match="call other operations"):
+    with pytest.raises(Inelastic, match="call different operations"):
         log.next(call, tensors)
 
 
@@ -251,11 +251,11 @@ def test_a_script_that_does_not_ask_is_not_watched() -> None:
     with circle(2) as jobs:
         jobs.group()
         asked, other = jobs.fabrics
-        asked.passes.watch("")
+        asked.passes.request_elastic("")
         jobs.allreduce()
 
-        assert "all" in (asked.passes.rigid or "")
-        assert other.passes.rigid is None
+        assert "all" in (asked.passes.inelastic or "")
+        assert other.passes.inelastic is None
 
 
 def test_what_a_broken_step_has_kept_is_dropped() -> None:

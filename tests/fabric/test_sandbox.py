@@ -128,8 +128,8 @@ class Channels(Neutral):
 
 
 def program(group: Group) -> list[Tensor]:
-    """Operations whose outputs differ between ranks."""
-    own = torch.full((3,), float(group.rank() + 1))
+    """One operation of each kind. What is scattered and received differs between ranks."""
+    own = torch.arange(1.0, 4.0) * (group.rank() + 1)
     total, whole, piece = own.clone(), torch.zeros(9), torch.zeros(1)
     group.allreduce([total], sync()).wait()
     group.all_gather_single(whole, own).wait()
@@ -151,7 +151,7 @@ def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
         assert [op for op, _, _ in tape] == ["allreduce", "allgather", "reduce_scatter", "recv"]
         # A rank's input is recorded before it is overwritten in place.
         op, _, (own,) = recorder.put_in[0]
-        assert (op, own.tolist()) == ("allreduce", [2.0] * 3)
+        assert (op, own.tolist()) == ("allreduce", [2.0, 4.0, 6.0])
         standby = c.standby("standby")
         standby.sandbox(Recorded(tape), 1, 3)
         shadow = program(c.of(standby))
@@ -159,22 +159,22 @@ def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
         assert tape == []
 
 
-def asked(group: Group, *wanted: tuple[int, int]) -> tuple[list[Tensor], list[Work]]:
+def post_receives(group: Group, *wanted: tuple[int, int]) -> tuple[list[Tensor], list[Work]]:
     """Receives from (sender, tag), posted in this order."""
     into = [torch.zeros(2) for _ in wanted]
     works = [group.recv([t], *where) for t, where in zip(into, wanted, strict=True)]
     return into, works
 
 
-def test_messages_are_replayed_in_any_order_of_arrival() -> None:
-    """The first one requested arrives last; per sender and tag the order is kept."""
+def test_messages_are_replayed_by_sender_and_tag_whatever_their_order_of_arrival() -> None:
+    """The first receive is posted first, and its message arrives fourth."""
     wanted = [(0, 5), (2, 5), (0, 6), (0, 5), (2, 5)]
     with circle(3) as c:
         c.group()
         recorder = Recorder()
         receiver = c.fabrics[1]
         receiver.tap = recorder
-        live, works = asked(c.of(receiver), *wanted)
+        live, works = post_receives(c.of(receiver), *wanted)
         assert not receiver.quiet
         assert not receiver.waiting
         for value, place in enumerate((4, 1, 2, 0, 3)):
@@ -190,13 +190,13 @@ def test_messages_are_replayed_in_any_order_of_arrival() -> None:
         assert [g for _, g, _ in recorder.tape] == ["0/2/5", "0/2/5", "0/0/6", "0/0/5", "0/0/5"]
         standby = c.standby("standby")
         standby.sandbox(Channels(recorder.tape), 1, 3)
-        shadow, works = asked(c.of(standby), *wanted)
+        shadow, works = post_receives(c.of(standby), *wanted)
         assert all(work.wait() for work in works)
         assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
 
 
 def test_a_receive_from_any_source_is_distinguished() -> None:
-    """Which of its receives a message was for is unknown."""
+    """A shadow could not tell for which of its receives a message was."""
     with circle(2) as c:
         c.group()
         recorder = Recorder()
@@ -280,7 +280,7 @@ def rows_in_the_sandbox(rank: int, size: int, store: dist.Store, worn: int) -> l
 
 
 def alike(got: object, wanted: object) -> bool:
-    """Equal in shape; an object that another rank would have sent is ``None``."""
+    """Of the same shape and type. Objects are not compared: those of other ranks are ``None``."""
     if isinstance(got, Tensor) and isinstance(wanted, Tensor):
         return (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
     if isinstance(got, list) and isinstance(wanted, list):
@@ -298,7 +298,8 @@ def test_every_entry_completes_in_the_sandbox(tmp_path: Path, worn: int) -> None
     assert not wrong, "\n".join(wrong[:9])
 
 
-def bare_with_a_rank(rank: int, size: int, store: dist.Store) -> float:
+def entered(rank: int, size: int, store: dist.Store) -> Fabric:
+    """Join the default group of ``size`` processes with ``rank``."""
     from tmd.fabric import install
 
     fabric = Fabric(f"w{rank}", KEY)
@@ -307,6 +308,11 @@ def bare_with_a_rank(rank: int, size: int, store: dist.Store) -> float:
     fabric.enter(Membership(epoch=3, members=tuple(members)), rank)
     install(fabric)
     dist.init_process_group("tmd")
+    return fabric
+
+
+def bare_with_a_rank(rank: int, size: int, store: dist.Store) -> float:
+    fabric = entered(rank, size, store)
     tensor = torch.tensor([float(rank)])
     dist.all_reduce(tensor)
     dist.barrier()
@@ -320,48 +326,42 @@ def test_bare_init_with_a_rank(tmp_path: Path) -> None:
         assert p.run(bare_with_a_rank) == [1.0, 1.0]
 
 
-def objects_in_a_spoilt_epoch(rank: int, size: int, store: dist.Store) -> list[object]:
-    from tmd.fabric import install
-
-    fabric = Fabric(f"w{rank}", KEY)
-    store.set(f"address/{rank}", fabric.address)
-    members = [Member(f"w{r}", "here", store.get(f"address/{r}").decode()) for r in range(size)]
-    fabric.enter(Membership(epoch=3, members=tuple(members)), rank)
-    install(fabric)
-    dist.init_process_group("tmd")
+def objects_in_a_poisoned_epoch(rank: int, size: int, store: dist.Store) -> list[object]:
+    fabric = entered(rank, size, store)
     dist.barrier()
     fabric.poison("a rank was lost")
-    told, part, gathered, received = ["mine"], [0], ["", ""], [0]
-    dist.broadcast_object_list(told, 1)
+    sent, part, gathered, received = ["mine"], [0], ["", ""], [0]
+    dist.broadcast_object_list(sent, 1)
     dist.scatter_object_list(part, ["a", "b"] if rank == 1 else None, 1)
     dist.all_gather_object(gathered, "mine")
     if rank == 0:
         dist.recv_object_list(received, 1)
     dist.destroy_process_group()
     fabric.close()
-    return [told, part, gathered, received]
+    return [sent, part, gathered, received]
 
 
 def test_objects_in_a_poisoned_epoch_are_python_none(tmp_path: Path) -> None:
     """Not a pickle of arbitrary memory: a survivor computes the step to its end."""
     with pool(2, str(tmp_path / "store")) as p:
-        first, _ = p.run(objects_in_a_spoilt_epoch)
+        first, _ = p.run(objects_in_a_poisoned_epoch)
 
     assert first == [[None], [None], [None, None], [None]]
 
 
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(20)
-
-
 def test_what_a_step_calls_is_counted_when_it_is_called(alone: tuple[Fabric, Group]) -> None:
-    """Before it ran, messages too; not what a thread of a library calls for its own purposes."""
+    """Collectives and messages, before they run; not what a thread of a library calls. All
+    collectives count as run, those of the library, too."""
     fabric, group = alone
-    held = threading.Event()
-    group._runner.lane.run(lambda: assert_set(held), inline=False)
+    released = threading.Event()
+
+    def hold() -> None:
+        released.wait(20)
+
+    group._runner.lane.run(hold, inline=False)
     works = [group.allreduce([torch.ones(1)]), group.send([torch.ones(1)], 0, 0)]
     assert (fabric.calls.begun, fabric.calls.ran) == (2, 0)
-    held.set()
+    released.set()
     assert all(work.wait() for work in works)
 
     library = threading.Thread(target=lambda: group.allreduce([torch.ones(1)]).wait())

@@ -10,7 +10,7 @@ from msgspec import structs
 from tests.simulate.studies import COSTS, fault, played, study
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import chart
-from tmd.simulate.advice import Price, advise, mean, sentences, snapshot_steps
+from tmd.simulate.advice import Price, mean, recommended, sentences, snapshot_steps
 from tmd.simulate.compare import outcome, ways
 from tmd.simulate.values import HOUR, Job, Kind, Outcome, Way
 
@@ -23,7 +23,9 @@ def useful(kind: Kind, standbys: int, hours: float) -> Outcome:
 
 
 def advice(*found: Outcome, job: Job = JOB):
-    return advise({one.way: [one] for one in found}, job, PRICE, snapshot_steps(job, COSTS, HOUR))
+    return recommended(
+        {one.way: [one] for one in found}, job, PRICE, snapshot_steps(job, COSTS, HOUR)
+    )
 
 
 def test_a_standby_is_kept_as_long_as_it_gains_more_than_it_costs() -> None:

@@ -20,26 +20,26 @@ at_h,host,component,fells,repair_h,warned,notice_h
 """
 
 
-def written(folder: Path, text: str, name: str = "trace.csv") -> tuple[Fault, ...]:
+def read_back(folder: Path, text: str, name: str = "trace.csv") -> tuple[Fault, ...]:
     file = folder / name
     file.write_text(text)
     return read(file, 2, 1, Habits(repair_h=24.0))
 
 
 def test_hosts_stand_for_places_in_the_order_in_which_they_appear(tmp_path: Path) -> None:
-    """Faults are sorted by time; what a line leaves out is as the options say."""
+    """Faults are sorted by time. The options give the repair or notice time that a line omits."""
     hour = 3600.0
 
-    assert written(tmp_path, CSV) == (
+    assert read_back(tmp_path, CSV) == (
         Fault(hour, 1, "NIC", Fells.WORKER, 24 * hour, Warned.NOT, hour),
         Fault(2 * hour, 0, "GPU", Fells.HOST, 12 * hour, Warned.NOT, hour),
         Fault(3 * hour, 0, "unknown", Fells.HOST, 24 * hour, Warned.DRAIN, hour / 2),
     )
 
 
-def test_a_json_object_on_each_line_says_the_same(tmp_path: Path) -> None:
+def test_json_lines_are_read_too(tmp_path: Path) -> None:
     text = '{"at_h": 1, "place": 1, "fells": "worker"}\n\n{"at_h": 2, "fells": "job"}\n'
-    found = written(tmp_path, text, "trace.jsonl")
+    found = read_back(tmp_path, text, "trace.jsonl")
 
     assert [(f.place, f.fells) for f in found] == [(1, Fells.WORKER), (0, Fells.JOB)]
 
@@ -65,7 +65,7 @@ def test_a_json_object_on_each_line_says_the_same(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        written(tmp_path, text)
+        read_back(tmp_path, text)
     assert str(tmp_path / "trace.csv") in str(refused.value)
     assert said in str(refused.value)
 
@@ -73,7 +73,7 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, text: str, said: 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"at_h": 1, "places": 1}'])
 def test_a_bad_line_of_json_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
     with pytest.raises(ConfigError, match="line 2: "):
-        written(tmp_path, '{"at_h": 1, "place": 0}\n' + line, "trace.json")
+        read_back(tmp_path, '{"at_h": 1, "place": 0}\n' + line, "trace.json")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -314,8 +314,8 @@ def test_steps_with_unequal_passes_abandon_the_epoch_before_the_vote() -> None:
         ranks.come_to_vote(local)
 
         assert adopter.poisoned
-        assert adopter.passes.rigid is not None
-        assert "fewer operations" in adopter.passes.rigid
+        assert adopter.passes.inelastic is not None
+        assert "fewer operations" in adopter.passes.inelastic
 
 
 @contextmanager
@@ -369,7 +369,7 @@ def test_a_buffer_that_begins_to_change_breaks_the_step() -> None:
         ranks.come_to_vote(local)
 
         assert adopter.poisoned
-        assert "buffers that steps change" in (adopter.passes.rigid or "")
+        assert "buffers that steps change" in (adopter.passes.inelastic or "")
 
 
 def asynchronous() -> dist.AllreduceOptions:
@@ -389,6 +389,6 @@ def test_groups_that_are_not_of_all_ranks_forbid_it() -> None:
         first, _, last = (AdoptedRanks(fabric) for fabric in jobs.fabrics)
         first.allow("")
         last.allow("")
-        reasons = [fabric.passes.rigid for fabric in jobs.fabrics]
+        reasons = [fabric.passes.inelastic for fabric in jobs.fabrics]
 
         assert reasons == ["group half has not all ranks", None, ""]

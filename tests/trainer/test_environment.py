@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tmd.core.values.environment import true
 from tmd.trainer.session import environment
 
 
@@ -73,19 +72,10 @@ def test_a_copy_of_all_variables_is_no_read_but_a_later_access_is(
 ) -> None:
     """A copy is needed for the environment of a child process."""
     assert copied()["RANK"] == "7"
-    assert next(name for name in os.environ if name == "RANK")  # ends in the middle
+    assert next(name for name in os.environ if name == "RANK")  # an iteration that is abandoned
     with caplog.at_level(logging.WARNING):
         assert os.environ["GROUP_RANK"] == "7"
         environment.settle({"RANK": "0", "GROUP_RANK": "0"}, environment.unwatch())
 
     (line,) = caplog.messages
     assert "read GROUP_RANK=7 before" in line
-
-
-def test_the_true_place_counts_hosts_in_the_order_of_their_ranks() -> None:
-    """Two workers on each of two hosts, not one host after the other."""
-    hosts = ("b", "a", "b", "a")
-
-    assert [true(rank, hosts)["GROUP_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
-    assert true(3, hosts)["GROUP_WORLD_SIZE"] == "2"
-    assert true(3, hosts)["WORLD_SIZE"] == "4"

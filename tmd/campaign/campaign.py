@@ -19,8 +19,9 @@ from tmd.campaign.oracle import Oracle, differences, read_run, repeated
 from tmd.campaign.other_release import REMEDY, OtherRelease
 from tmd.campaign.play import Play
 from tmd.campaign.scenario import Network, Scenario, ServerKind, Story
-from tmd.campaign.stage import TTL_S, CampaignStage
+from tmd.campaign.stage import CampaignStage
 from tmd.core.values.reasons import in_words
+from tmd.demo.cluster import LEASE_S
 from tmd.demo.report import DemoTrace
 
 END_S = 120.0
@@ -158,7 +159,7 @@ class _Cluster:
             stage = CampaignStage(self._story, self._folder, self._fork, self._other)
             async with stage:
                 for number, scenario in enumerate(scenarios):
-                    if number and await stage.nears_its_end():
+                    if number and await stage.is_near_its_last_step():
                         break
                     seen.append(await self._scenario(stage, scenario, number))
                     if seen[-1].trouble:
@@ -240,7 +241,7 @@ def _judged(stories: Sequence[Story], results: list[Result]) -> list[Result]:
                 for n, r in enumerate(judged)
                 if r.story == story.name and r.scenario.name == scenario.name
             ]
-            late = late_decisions(scenario, [judged[n].seen for n in places], TTL_S)
+            late = late_decisions(scenario, [judged[n].seen for n in places], LEASE_S)
             if late:
                 last = judged[places[-1]]
                 both = (*last.deviations, *late)

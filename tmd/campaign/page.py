@@ -14,8 +14,8 @@ from tmd.campaign.campaign import CampaignOutcome, Result
 from tmd.campaign.costs import Cost
 from tmd.campaign.faults import KINDS
 from tmd.campaign.judge import decided_s
-from tmd.campaign.stage import TTL_S
 from tmd.core.values.errors import ConfigError
+from tmd.demo.cluster import LEASE_S
 from tmd.demo.report import PARTS
 
 Row = Sequence[str]
@@ -96,7 +96,11 @@ def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, Row, list[Row]]]:
     decided = sorted(t for r in outcome.results if (t := _bound(r)) is not None)
     if decided:
         middle = statistics.median(decided)
-        row = [f"{middle:.2f} s", f"{middle / TTL_S:.2f}", f"{decided[0]:.2f}-{decided[-1]:.2f} s"]
+        row = [
+            f"{middle:.2f} s",
+            f"{middle / LEASE_S:.2f}",
+            f"{decided[0]:.2f}-{decided[-1]:.2f} s",
+        ]
         head = ("from the leader's death to the stored plan (median)", "in leases", "range", "n")
         yield "Leader failover", head, [[*row, str(len(decided))]]
     names = [(r, r.seen.skipped) for r in results if r.seen.skipped]

@@ -137,7 +137,7 @@ class Play:
             await self._another_leader()
 
     async def _another_leader(self) -> None:
-        async for _ in self._stage.views():
+        async for _ in self._stage.cluster.views():
             with contextlib.suppress(StoreUnavailable):
                 if await self._stage.cluster.leader() not in ("", self._before.leader):
                     return
@@ -163,7 +163,7 @@ class Play:
 
     async def _watch(self) -> None:
         """Collect facts that may be forgotten before the end: plans, and the workers' exits."""
-        async for view in self._stage.views():
+        async for view in self._stage.cluster.views():
             self._note(view)
 
     def _note(self, view: ClusterView) -> None:

@@ -261,13 +261,13 @@ class Injector:
                 fault_actions.strike(plain)
 
 
-def _relay(desk: str, host: str) -> None:
+def _relay(ports: str, host: str) -> None:
     """Dial every peer through the campaign's relay."""
     inner = Caller._talk
 
     def talk(caller: Caller, member: Member, *more: Any) -> Any:
         with socket.socket(socket.AF_UNIX) as question:
-            question.connect(desk)
+            question.connect(ports)
             question.sendall(f"{host} {member.host} {member.address}\n".encode())
             port = question.makefile().readline().strip()
         return inner(caller, structs.replace(member, address=f"127.0.0.1:{port}"), *more)

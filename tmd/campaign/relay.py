@@ -116,20 +116,20 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def unix(self, path: Path, target: Path | str, weather: LinkConditions) -> None:
+    async def unix(self, path: Path, target: Path | str, conditions: LinkConditions) -> None:
         """Relay connections to ``path`` to ``target``, a Unix socket or ``<host>:<port>``."""
-        serving = self._serving(weather, _dialling(target))
+        serving = self._serving(conditions, _dialling(target))
         server = await asyncio.start_unix_server(serving, path)
         self._servers.append(server)
 
-    async def tcp(self, address: str, weather: LinkConditions) -> int:
+    async def tcp(self, address: str, conditions: LinkConditions) -> int:
         """Relay connections to a loopback port, which is returned, to ``address``."""
-        serving = self._serving(weather, _dialling(address))
+        serving = self._serving(conditions, _dialling(address))
         server = await asyncio.start_server(serving, "127.0.0.1", 0)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
-    async def desk(self, path: Path, answer: Callable[[str], Awaitable[str]]) -> None:
+    async def answering(self, path: Path, answer: Callable[[str], Awaitable[str]]) -> None:
         """Answer questions of one line at ``path`` with one line."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,10 +142,10 @@ class Relay:
         self._servers.append(await asyncio.start_unix_server(serve, path))
 
     def _serving(
-        self, weather: LinkConditions, dial: Dial
+        self, conditions: LinkConditions, dial: Dial
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.ensure_future(weather.carry((reader, writer), dial))
+            task = asyncio.ensure_future(conditions.carry((reader, writer), dial))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

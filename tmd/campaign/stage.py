@@ -1,6 +1,7 @@
 """The stage of a story (one scenario file): a cluster and its surroundings, which can break.
 
-It owns all processes and files, and ends or removes them when the context is left.
+It starts all processes and mounts, and ends or removes them when the context is left. The files
+stay for the caller to compare.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -34,14 +35,12 @@ from tmd.demo.cluster import ClusterSpec, Installation, LocalCluster, describe, 
 JOB = Path(__file__).with_name("job.py")
 UNLIMITED_RESTARTS = 1_000_000
 LAST_FRACTION, LAST_STEPS = 0.1, 60
-"""Once fewer than this fraction, or this number, of the job's steps remain, the other scenarios are
-played on a new cluster. Otherwise the job could end during a scenario on a slow machine."""
-TTL_S = 3.0
-"""Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
+"""Once fewer steps than this fraction, or this number, are left before the one at which the job
+waits, the other scenarios are played on a new cluster: here one might wait for steps in vain."""
 
 
 class CampaignStage:
-    """One cluster and one job, for all scenarios of a story."""
+    """One cluster and one job, for as many scenarios of a story as they last."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class CampaignStage:
     # --- around the cluster -----------------------------------------------------------------------
 
     async def _surroundings(self) -> dict[str, dict[str, str]]:
-        """Create them; returns the environment of each host."""
+        """Create the servers, relay, networks and clocks; returns the environment of each host."""
         part, stack = self.story.cluster, self._stack
         own: dict[str, dict[str, str]] = {host: {} for host in self.hosts}
         await stack.enter_async_context(self._relay)
@@ -143,9 +142,9 @@ class CampaignStage:
                 await self._relay.unix(path, self.private.address, self.control[host])
                 own[host]["TMD_REDIS__URL"] = f"unix://{path}"
         if part.network is Network.RELAYED:
-            await self._relay.desk(self.folder / "desk", self._relay_port)
+            await self._relay.answering(self.folder / "ports", self._relay_port)
             for host in self.hosts:
-                own[host][RELAY] = str(self.folder / "desk")
+                own[host][RELAY] = str(self.folder / "ports")
         elif part.network is Network.NAMESPACES:
             self.networks = stack.enter_context(Namespaces(self.hosts))
             for host in self.hosts:
@@ -165,9 +164,9 @@ class CampaignStage:
     async def _relay_port(self, question: str) -> str:
         """The port through which a worker on one host reaches an address on another."""
         near, far, address = question.split()
-        weather = self.links.setdefault((near, far), LinkConditions())
+        conditions = self.links.setdefault((near, far), LinkConditions())
         if (near, address) not in self._relay_ports:
-            self._relay_ports[near, address] = await self._relay.tcp(address, weather)
+            self._relay_ports[near, address] = await self._relay.tcp(address, conditions)
         return str(self._relay_ports[near, address])
 
     def _faulty_detector(self, host: str) -> str:
@@ -179,9 +178,12 @@ class CampaignStage:
     # --- orders and marks -------------------------------------------------------------------------
 
     def order(self, name: str, fault: FaultPart, action: str) -> None:
-        """Order ``action`` for the training process that reaches the fault's point."""
-        word, _, named = fault.where.partition(" ")
-        who, step = (named, "+") if word == "rank" else (named or "*", "*")
+        """Order ``action`` for the training process that reaches the fault's point, or a forward
+        pass if it has none: in the next step of the fault's rank, or else in any process, of the
+        fault's host if it names one."""
+        who, step = fault.host or "*", "*"
+        if fault.rank is not None:
+            who, step = str(fault.rank), "+"
         self._orders.append(f"{name} {fault.point or 'forward'}@{who}:{step}={action}")
         draft = self.marks / "orders.new"
         draft.write_text("\n".join(self._orders))
@@ -208,10 +210,6 @@ class CampaignStage:
 
     # --- observation ------------------------------------------------------------------------------
 
-    async def views(self) -> AsyncIterator[ClusterView]:
-        async for view in self.cluster.views():
-            yield view
-
     async def until(self, wanted: Callable[[ClusterView], bool]) -> ClusterView:
         """Wait without a limit for a view for which ``wanted`` holds."""
         async for view in self.cluster.views():
@@ -221,7 +219,11 @@ class CampaignStage:
 
     async def whole(self, standbys: int | None = None) -> ClusterView:
         """Wait until all hosts report, one of them leads, all ranks train, the standbys wait or
-        follow a rank, and no plan is live."""
+        follow a rank, and no plan is live; if the story rehearses, until all standbys have.
+
+        Raises:
+            RuntimeError: all daemons have ended.
+        """
         part = self.story.cluster
         spare = part.standbys if standbys is None else standbys
         hot = min(part.hot, spare)
@@ -261,8 +263,8 @@ class CampaignStage:
         goal = max(w.step for w in workers(view)) + count
         await self.until(lambda v: ready(v, len(self.ranks), 0, goal))
 
-    async def nears_its_end(self) -> bool:
-        """Whether the job could end before another scenario does."""
+    async def is_near_its_last_step(self) -> bool:
+        """Whether the job might wait at its last step before another scenario is over."""
         view = await self.until(lambda v: bool(workers(v)))
         last = _last_step(self.story.job)
         return max(w.step for w in workers(view)) > last - max(LAST_FRACTION * last, LAST_STEPS)
@@ -332,7 +334,7 @@ class CampaignStage:
         return True
 
     async def undrain(self) -> None:
-        """Withdraw operators' requests that were not carried out."""
+        """Withdraw all requests to drain a host, so that every host may hold ranks again."""
         view = await self.until(lambda v: bool(v.jobs))
         for request in view.drains:
             await self.cluster.store.undrain(request.host)
@@ -353,7 +355,7 @@ def _last_step(part: JobPart) -> int:
 
 
 def script(story: Story) -> tuple[str, ...]:
-    """The training script and its arguments, which do not change an undisturbed run."""
+    """The training script and its arguments; the undisturbed run has the same ones."""
     part = story.job
     last = _last_step(part)
     numbers = ("--steps", str(part.steps), "--pace", str(part.pace_s), "--last", str(last))
@@ -361,7 +363,7 @@ def script(story: Story) -> tuple[str, ...]:
 
 
 def now() -> float:
-    """Seconds of the wall clock, which the times of files are of, too."""
+    """Seconds of the wall clock, as the times of files are."""
     return time.time()
 
 

@@ -43,7 +43,7 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 LAZY = {
     "advise": (
         "tmd.simulate.advising:advise",
-        "Say how many standbys a job is worth, and how often to save.",
+        "Recommend how many standbys to keep, and how often to save.",
     ),
     "campaign": (
         "tmd.campaign.main:campaign",

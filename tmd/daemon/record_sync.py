@@ -4,8 +4,9 @@ The records of jobs with workers on this host are read every ``poll_s`` seconds,
 only every 30 to 60 s, and soon after an outage of the store: a cluster may have hundreds of jobs on
 ten thousand hosts. The leader reads all of them each time.
 
-It also restores a record that the store has lost or holds in an older revision. A record that a
-later version of tmd wrote is reported by the leader and by each host with workers of that job.
+It also restores a record that the store holds in an older revision, or has lost, unless the job has
+ended. A record that a later version of tmd wrote is reported by the leader and by each host with
+workers of that job.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ CLEARED_BECAUSE = {RECORD_TOO_NEW: "the record can be read, or no longer concern
 
 
 class RecordSync:
-    """One per daemon. It reads at once when the roster has a new worker, or after :meth:`wake` and
-    :meth:`wake_for_all`."""
+    """One per daemon. It reads the records of this host's jobs at once when the roster has a new
+    worker, and after :meth:`wake`."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class RecordSync:
         *,
         poll_s: float,
         leads: Callable[[], bool] = lambda: False,
-        report: RaiseFinding = lambda _: None,
+        report: RaiseFinding,
     ) -> None:
         """``leads``: whether this daemon is the leader. ``report`` raises findings about jobs."""
         self._store = store
@@ -96,7 +97,7 @@ class RecordSync:
         """Read the records once and apply them."""
         own = frozenset(self._roster.jobs)
         now = asyncio.get_running_loop().time()
-        # What is known is noted before the read: a job that appears during it is not lost.
+        # Taken before the read: a job that begins meanwhile must not pass for a lost one.
         known = frozenset(self._records.jobs)
         if not self._leads() and now < self._next_full_read:
             return await self._apply(await self._store.jobs_named(own), known & own)
@@ -121,11 +122,11 @@ class RecordSync:
         records, unread = stored
         there = {*(record.job for record in records), *unread}
         to_restore = []
-        for known in [self._records.jobs[job] for job in asked if job not in there]:
-            if known.state in ENDED:
-                self._records.forget(known.job)
+        for lost in [self._records.jobs[job] for job in asked if job not in there]:
+            if lost.state in ENDED:
+                self._records.forget(lost.job)
             else:
-                to_restore.append(known)
+                to_restore.append(lost)
         for record in records:
             match self._records.take(record):
                 case Receipt.OLDER:

@@ -30,6 +30,8 @@ from tmd.daemon.bus import WakeEvent
 from tmd.daemon.store import RedisStore
 from tmd.lifeline import die_with_parent
 
+LEASE_S = 3.0
+"""Lifetime of the leader's lease."""
 CONFIG = """\
 [cluster]
 name = "{job}"
@@ -48,7 +50,7 @@ heartbeat_s = 0.5
 ttl_s = 2.0
 
 [leader]
-ttl_s = 3.0
+ttl_s = {lease_s}
 renew_s = 1.0
 
 [log]
@@ -169,6 +171,7 @@ class LocalCluster:
         unseen = [n for n in HARDWARE if f"[detectors.{n}]" not in own]
         self.folder(host).mkdir(parents=True, exist_ok=True)
         text = CONFIG.format(
+            lease_s=LEASE_S,
             job=spec.job,
             secret=self._secret,
             redis=spec.redis,

@@ -22,6 +22,7 @@ from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.memory import has_memory, plain, view
+from tmd.fabric.packing import flat_bytes
 
 ALIGNED = 64
 """Each copy begins at a multiple of this many bytes."""
@@ -175,7 +176,7 @@ class KeptInputs:
             return self._digest_of_outputs == _digest(outputs)
         pairs = zip(self.call.outputs, outputs, strict=True)
         return all(
-            has_memory(mine) and torch.equal(_as_bytes(mine), _as_bytes(again))
+            has_memory(mine) and torch.equal(flat_bytes(mine), flat_bytes(again))
             for mine, again in pairs
         )
 
@@ -238,13 +239,9 @@ class KeptParts:
         self._rooms = []
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
 def _digest(tensors: Sequence[Tensor]) -> bytes:
     found = xxhash.xxh3_128()
     for tensor in tensors:
-        bits = _as_bytes(tensor)  # alive while it is read
+        bits = flat_bytes(tensor)  # alive while it is read
         found.update(view(bits))
     return found.digest()

@@ -1,7 +1,8 @@
 """Copies many tensors between a device and host memory, with few waits.
 
 A copy from or to ordinary host memory waits for the device each time, which may take longer than
-the copy. These go through a piece of page-locked memory, and wait once for each piece.
+the copy. The copies of this module go through pieces of page-locked memory, and wait once for each
+piece.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from tmd.fabric import device
 
 PIECE = 1 << 24
-"""Bytes of a piece. As many are kept as threads have copied at the same time."""
+"""Bytes of a piece. As many pieces are kept as threads have copied at the same time."""
 
 Pair = tuple[Tensor, Tensor]
 """Source and target, flat and of equal size in bytes."""
@@ -26,18 +27,19 @@ _changing = threading.Lock()
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a plain tensor: uint8 [bytes], where the tensor is."""
+    """The bytes of a plain tensor: uint8 [bytes], on its device. A view if it is contiguous, else a
+    copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
     """Copy the bytes of ``tensors``, one after another, to ``body``: uint8 [bytes] in host memory.
 
-    The copies are done at the end, in the current stream of this thread.
+    The copies run in this thread's current stream, and are complete at the return.
     """
 
-    def on_device() -> Iterator[Pair]:
-        # One by one: a tensor that is not contiguous is copied on the device first.
+    def to_piece() -> Iterator[Pair]:
+        # Lazy: the bytes of a tensor that is not contiguous are a copy on the device.
         offset = 0
         for tensor in tensors:
             flat = flat_bytes(tensor)
@@ -48,7 +50,7 @@ def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
             else:
                 target.copy_(flat)
 
-    for batch in _batches(on_device()):
+    for batch in _batches(to_piece()):
         with _piece(batch) as views:
             for view, (source, _) in zip(views, batch, strict=True):
                 view.copy_(source, non_blocking=True)
@@ -60,7 +62,7 @@ def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
 def unpack(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy ``values``, in host memory, to ``targets`` of their shapes and dtypes.
 
-    The copies are done at the end, in the current stream of this thread.
+    The copies run in this thread's current stream, and are complete at the return.
     """
     there: list[Pair] = []
     for value, target in zip(values, targets, strict=True):

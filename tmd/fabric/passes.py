@@ -2,11 +2,12 @@
 
 With nobody left to take a lost rank, a survivor adopts it (``Membership.adopted``). In each step it
 runs the script's loop body for every rank that it holds. Torch and the script keep seeing the whole
-world, so each all-reduce must sum the inputs of all ranks: in the passes before the last one an
-operation keeps its input and does not communicate, and in the last one it communicates the sum.
+world, so each all-reduce must sum the inputs of all ranks: in all passes but the last it keeps its
+input, and in the last one it communicates the sum. A barrier waits for the last pass. A broadcast
+communicates in the first pass, and later passes get its result.
 
-Hazard: a worker with one rank has one pass, so what communicates before the last pass must come
-before all that waits for it: broadcasts (of DDP's buffers, at the forward) before any reduction.
+Hazard: a worker with one rank has one pass, so broadcasts (of DDP's buffers, at the forward) must
+come before all that waits for the last pass: reductions and barriers.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ IN_STEPS = frozenset({FrameKind.ALLREDUCE, FrameKind.BROADCAST, FrameKind.BARRIE
 """Operations that passes can share."""
 
 
-class Rigid(RuntimeError):
-    """The script does what a worker cannot do for several ranks. ``why``: in words."""
+class Inelastic(RuntimeError):
+    """The script does what a worker cannot do for several ranks. ``why`` is the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"a rank is adopted, but {why}")
@@ -36,24 +37,24 @@ class Rigid(RuntimeError):
 
 
 class Passes:
-    """The present pass of this worker. The main thread changes it; while ranks are adopted, only
-    when no operation runs."""
+    """The present pass of this worker. Passes begin and end in the main thread; while ranks are
+    adopted, only when no operation runs. :meth:`saw` and :meth:`refuse` are for any thread."""
 
     def __init__(self, standing: Callable[[], EpochView | None]) -> None:
         self._standing = standing
         self._logs: WeakSet[PassLog] = WeakSet()
         self._acting: int | None = None
         """The rank for which the script computes this pass; ``None`` between steps."""
-        self.serial = self.step = 0
+        self.serial = self.first_serial = 0
         """Number of the pass, never reused, and of the first one of its step."""
         self.first = self.last = True
         self.open = False
         """Whether a step has begun that has not come to its vote."""
         self.has_stepped = False
         """Whether a step has begun at all."""
-        self.rigid: str | None = None
-        """Why this worker could not compute for several ranks; empty if it could, as far as known,
-        ``None`` if the script has not asked for that."""
+        self.inelastic: str | None = None
+        """Why this worker could not compute for several ranks; empty if it could, as far as known;
+        ``None`` if the script has not asked for that, with ``register(elastic=True)``."""
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -90,36 +91,37 @@ class Passes:
         """Whether the last pass of a step has come to all that earlier ones have given."""
         return all(log.complete for log in list(self._logs))
 
-    def watch(self, obstacle: str) -> None:
-        """The script asks for it. ``obstacle``: why it cannot be, or empty."""
-        self.rigid = obstacle
+    def request_elastic(self, why_not: str) -> None:
+        """The script asks to compute for several ranks if need be. ``why_not``: why that cannot be;
+        empty if it can."""
+        self.inelastic = why_not
 
     def refuse(self, why: str) -> None:
         """From now on nothing can be computed for several ranks; the first reason stays."""
-        if self.rigid == "":
-            self.rigid = why
+        if self.inelastic == "":
+            self.inelastic = why
 
     def begin(self, rank: int, *, first: bool, last: bool) -> None:
         """The pass for ``rank`` begins."""
         self._acting, self.first, self.last = rank, first, last
         self.serial += 1
         if first:
-            self.step = self.serial
+            self.first_serial = self.serial
 
     def end(self) -> None:
         """No pass is under way."""
         self._acting, self.first, self.last = None, True, True
         self.serial += 1
-        self.step = self.serial
+        self.first_serial = self.serial
         for log in list(self._logs):
             log.forget()
 
     def saw(self, kind: FrameKind, *, objects: bool = False) -> None:
         """The script calls an operation; any thread."""
-        # Behind set-up scripts often wait for each other; that is not done again in a later step.
+        # After their set-up scripts often call a barrier, once.
         in_step = self.open or (kind is FrameKind.BARRIER and not self.has_stepped)
-        if self.rigid == "" and (why := obstacle(kind, in_step=in_step, objects=objects)):
-            self.rigid = why
+        if self.inelastic == "" and (why := obstacle(kind, in_step=in_step, objects=objects)):
+            self.inelastic = why
 
 
 def obstacle(kind: FrameKind, *, in_step: bool, objects: bool = False) -> str:
@@ -153,21 +155,25 @@ def _signature(call: CollectiveCall, tensors: Sequence[Tensor]) -> tuple[object,
 
 
 class PassLog:
-    """The operations of one group in the passes of a step. For the thread that runs them."""
+    """The operations of one group in the passes of a step.
+
+    The thread that runs them uses :meth:`next` and :meth:`goes_out`; the main thread uses the rest,
+    when none runs.
+    """
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
         passes.add(self)
-        self._step = self._serial = -1
+        self._first_serial = self._serial = -1
         self._number = 0
         self._kept: list[SharedOperation] = []
         self._waits = False
-        """Whether an operation of this pass has waited for the last one."""
+        """Whether an operation of this pass waits for the last pass."""
 
     @property
     def complete(self) -> bool:
         """Whether the last pass has come to all operations of the earlier ones."""
-        if self._passes.first or self._step != self._passes.step:
+        if self._passes.first or self._first_serial != self._passes.first_serial:
             return True
         return self._serial == self._passes.serial and self._number == len(self._kept)
 
@@ -175,7 +181,7 @@ class PassLog:
         """The operation ``call`` on ``tensors`` begins; ``None`` if there is one pass only.
 
         Raises:
-            Rigid: an earlier pass had another operation in this place.
+            Inelastic: an earlier pass had another operation in this place.
         """
         self._turn()
         if self._passes.first and self._passes.last:
@@ -184,7 +190,7 @@ class PassLog:
             self._kept.append(SharedOperation(call, tensors))
         number, self._number = self._number, self._number + 1
         if number >= len(self._kept) or not self._kept[number].matches(call, tensors):
-            raise Rigid("its steps call other operations for one rank than for another")
+            raise Inelastic("its steps call different operations for different ranks")
         return self._kept[number]
 
     def forget(self) -> None:
@@ -195,9 +201,9 @@ class PassLog:
         if self._serial == self._passes.serial:
             return
         self._serial, self._number, self._waits = self._passes.serial, 0, False
-        if self._passes.first or self._step != self._passes.step:
+        if self._passes.first or self._first_serial != self._passes.first_serial:
             self._kept.clear()
-        self._step = self._passes.step
+        self._first_serial = self._passes.first_serial
 
     def goes_out(
         self, call: CollectiveCall, kept: SharedOperation, tensors: Sequence[Tensor]
@@ -205,7 +211,7 @@ class PassLog:
         """Take in, or fill, the ``tensors`` of this pass; returns whether they communicate now.
 
         Raises:
-            Rigid: they cannot be shared.
+            Inelastic: they cannot be shared.
         """
         if call.kind is FrameKind.BROADCAST:
             return self._broadcast(call, kept, tensors)
@@ -228,13 +234,13 @@ class PassLog:
     ) -> bool:
         if self._passes.first:
             if self._waits:
-                raise Rigid("its steps broadcast after a reduction or a barrier")
+                raise Inelastic("its steps broadcast after a reduction or a barrier")
             return True
         if self._passes.acting == call.root:
             # An earlier pass has spoken for the root.
             same = (torch.equal(a, b) for a, b in zip(kept.tensors, tensors, strict=True))
             if not all(same):
-                raise Rigid(f"its steps broadcast what only rank {call.root} has computed")
+                raise Inelastic(f"its steps broadcast what only rank {call.root} has computed")
         for held, tensor in zip(kept.tensors, tensors, strict=True):
             tensor.detach().copy_(held)
         return False

@@ -29,7 +29,7 @@ from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
 from tmd.fabric.objects import empty
-from tmd.fabric.passes import PassLog, Rigid, obstacle
+from tmd.fabric.passes import Inelastic, PassLog, obstacle
 from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
@@ -172,7 +172,7 @@ class Runner:
         try:
             if standing is not None:
                 if standing.shrunk and call is None:
-                    raise Rigid(f"its script calls {request.op}")
+                    raise Inelastic(f"its script calls {request.op}")
                 return None, act(standing) is False
             if sandbox is None:
                 return RuntimeError("the fabric has neither a rank nor a sandbox"), False
@@ -182,7 +182,7 @@ class Runner:
                 standing.blame(e)
             return e, False
         except Exception as e:  # an error in the call: the other ranks must not wait
-            if isinstance(e, Rigid):
+            if isinstance(e, Inelastic):
                 self.fabric.passes.refuse(e.why)
             if standing is not None:
                 standing.poison(f"rank {standing.rank} failed in {request.op}: {e!r}")
@@ -270,7 +270,7 @@ class Runner:
         """Run an operation in an epoch in which workers have adopted ranks."""
         passes, name = self.fabric.passes, call.kind.name.lower()
         if why := obstacle(call.kind, in_step=passes.open, objects=call.objects):
-            raise Rigid(why)
+            raise Inelastic(why)
         if standing.poisoned:
             raise LinkError(standing.reason)
         tap = self.fabric.tap

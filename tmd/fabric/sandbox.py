@@ -23,9 +23,9 @@ class OutputSource(Protocol):
 
         Raises LinkError if they never come.
 
-        ``op`` is the lower-case name of a :class:`tmd.fabric.frame.Kind`, or ``send``, ``recv`` or
-        ``recv_anysource``. The ``group`` of a receive includes its sender and tag. For in-place
-        operations ``outputs`` and ``inputs`` are the same tensors.
+        ``op`` is the lower-case name of a :class:`tmd.fabric.frame.FrameKind`, or ``send``,
+        ``recv`` or ``recv_anysource``. The ``group`` of a receive includes its sender and tag. For
+        in-place operations ``outputs`` and ``inputs`` are the same tensors.
         """
         ...
 

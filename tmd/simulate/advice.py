@@ -94,7 +94,9 @@ def snapshot_steps(job: Job, costs: Costs, loss_every_s: float) -> int:
     return min(MOST_STEPS, max(1, round(every_s / costs.step_s)))
 
 
-def advise(runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price, steps: int) -> Advice:
+def recommended(
+    runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price, steps: int
+) -> Advice:
     """What is cheapest for the same work. ``runs``: outcomes of each way on the same traces."""
     found = list(_priced(runs, job, price))
     ours = [o for o in found if o.way.kind in (Kind.WARM, Kind.HOT)]

@@ -11,8 +11,7 @@ from tmd.cli import output
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import compare, options, tables
-from tmd.simulate.advice import Advice, Option, Price, sentences, snapshot_steps
-from tmd.simulate.advice import advise as decided
+from tmd.simulate.advice import Advice, Option, Price, recommended, sentences, snapshot_steps
 from tmd.simulate.options import Source
 from tmd.simulate.playing import played
 from tmd.simulate.values import Fault, Job, Kind
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
 
 def advise(
     hosts: options.Hosts = 128,
-    price: Annotated[float, typer.Option(help="Price of a GPU for an hour, in any money.")] = 2.0,
+    price: Annotated[
+        float, typer.Option(help="Price of a GPU for an hour, in any currency.")
+    ] = 2.0,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of a host.")] = 8,
-    standbys: Annotated[int, typer.Option(min=1, help="Try up to so many standbys.")] = 4,
+    standbys: Annotated[int, typer.Option(min=1, help="Most standbys to try.")] = 4,
     replica_hosts: options.ReplicaHosts = 1,
     days: options.Days = 30.0,
     failures: options.Failures = "llama3",
@@ -37,15 +38,17 @@ def advise(
     costs: options.CostSet = "bench",
     cost: options.Cost = None,
     checkpoint_s: options.Checkpoint = None,
-    runs: Annotated[int, typer.Option(min=1, help="Traces that are drawn and averaged.")] = 10,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Traces that are drawn and averaged; one with --trace.")
+    ] = 10,
     seed: options.Seed = 0,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how many standbys a job is worth, warm or hot, and how often to save its state.
+    """Recommend how many standbys to keep, warm or hot, and how often to save the state.
 
-    The cheapest hour of undisturbed training wins. Each answer comes with its reasons and with
-    what one standby more would bring. See 'tmd simulate' for what is real and what is modelled."""
+    The standbys with the cheapest hour of undisturbed training win; restarts and an elastic job are
+    shown beside them, with what one standby more brings. 'tmd simulate' says what is modelled."""
     if not 0 < price < float("inf"):
         raise ConfigError(f"--price {price:g}: give a price above 0")
     job = options.job_of(hosts, replica_hosts, days)
@@ -56,12 +59,11 @@ def advise(
     rules = options.rules(config, source)
     study = compare.Study(job, sourced.costs, rules, options.pace(checkpoint_s), steps)
     found = played(study, traces, compare.ways(list(Kind), standbys))
-    advice = decided(found, job, Price(price, gpus), steps)
+    advice = recommended(found, job, Price(price, gpus), steps)
     reasons = list(sentences(advice, job, sourced.costs))
     if as_json:
-        asked = options.facts(study, source, sourced, seed)
         shown = {"traces": len(traces), "reasons": reasons, "advice": advice}
-        output.print_json({**asked, **shown})
+        output.print_json({**options.facts(study, source, sourced, seed), **shown})
         return
     for sentence in reasons:
         output.say(sentence)
@@ -71,14 +73,17 @@ def advise(
 
 
 def _loss_every_s(job: Job, traces: Sequence[Sequence[Fault]]) -> float:
-    """Mean time between losses of a rank."""
+    """Mean time between two losses of any rank of the job; its whole length if there is less than
+    one."""
     losses = sum(compare.losses(trace, job) for trace in traces) / len(traces)
     return job.whole_s / max(1.0, losses)
 
 
 def _table(advice: Advice, hosts: int) -> Table:
-    head = ("way", "goodput", "per host paid", "price of an hour", "gains h", "worth", "for")
-    return output.table(head, (_row(o, hosts) for o in advice.options), title="Each next standby")
+    head = ("way", "goodput", "per host paid", "price of an hour", "hours gained", "worth", "costs")
+    return output.table(
+        head, (_row(o, hosts) for o in advice.options), title="Standbys, one more at a time"
+    )
 
 
 def _row(option: Option, hosts: int) -> tuple[str, ...]:

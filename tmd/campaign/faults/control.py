@@ -35,8 +35,8 @@ async def _conditions(
 
 def _clearing(ways: list[LinkConditions]) -> Mend:
     async def clear() -> None:
-        for weather in ways:
-            weather.clear()
+        for conditions in ways:
+            conditions.clear()
 
     return clear
 
@@ -44,9 +44,9 @@ def _clearing(ways: list[LinkConditions]) -> Mend:
 async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections are reset, and new ones fail."""
     hosts, ways = await _conditions(stage, fault)
-    for weather in ways:
-        weather.refuse = True
-    if not sum([weather.reset() for weather in ways]):
+    for conditions in ways:
+        conditions.refuse = True
+    if not sum([conditions.reset() for conditions in ways]):
         raise Unfired(f"{', '.join(hosts)} had no connection to Redis")
     return _clearing(ways)
 
@@ -54,9 +54,9 @@ async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections stay open but carry nothing."""
     _, ways = await _conditions(stage, fault)
-    for weather in ways:
-        weather.there.clear()
-        weather.back.clear()
+    for conditions in ways:
+        conditions.there.clear()
+        conditions.back.clear()
     await _met(ways)
     return _clearing(ways)
 
@@ -64,27 +64,27 @@ async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
 async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Redis receives the daemon's requests, but its answers are lost."""
     _, ways = await _conditions(stage, fault)
-    for weather in ways:
-        weather.back.clear()
+    for conditions in ways:
+        conditions.back.clear()
     await _met(ways)
     return _clearing(ways)
 
 
 async def _slow(stage: CampaignStage, fault: FaultPart) -> Mend:
     _, ways = await _conditions(stage, fault)
-    for weather in ways:
-        weather.delay_s = fault.amount or DELAY_S
+    for conditions in ways:
+        conditions.delay_s = fault.amount or DELAY_S
     await _met(ways)
     return _clearing(ways)
 
 
 async def _met(ways: list[LinkConditions]) -> None:
-    await until(lambda: all(weather.passed for weather in ways))
+    await until(lambda: all(conditions.passed for conditions in ways))
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
     _, ways = await _conditions(stage, fault)
-    if not sum([weather.reset() for weather in ways]):
+    if not sum([conditions.reset() for conditions in ways]):
         raise Unfired("no connection was open")
     return nothing
 

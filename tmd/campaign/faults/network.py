@@ -26,8 +26,8 @@ def _directions(
     if stage.story.cluster.network is not Network.RELAYED:
         raise Unfired('workers do not use the relay: [cluster] network = "relayed"')
     found = [
-        weather
-        for (dials, dialled), weather in stage.links.items()
+        conditions
+        for (dials, dialled), conditions in stage.links.items()
         if (near and dials == host) or (far and dialled == host)
     ]
     if not found:
@@ -38,13 +38,13 @@ def _directions(
 async def _met(ways: Iterable[LinkConditions]) -> None:
     """Wait until bytes have met the changed relay."""
     known = list(ways)
-    await until(lambda: any(weather.passed for weather in known))
+    await until(lambda: any(conditions.passed for conditions in known))
 
 
 def _clearing(ways: list[LinkConditions]) -> Mend:
     async def clear() -> None:
-        for weather in ways:
-            weather.clear()
+        for conditions in ways:
+            conditions.clear()
 
     return clear
 
@@ -53,30 +53,30 @@ async def _change(
     stage: CampaignStage, fault: FaultPart, change: Callable[[LinkConditions], None]
 ) -> Mend:
     ways = _directions(stage, await stage.target(fault.where))
-    for weather in ways:
-        change(weather)
+    for conditions in ways:
+        change(conditions)
     await _met(ways)
     return _clearing(ways)
 
 
 async def _delay(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(weather: LinkConditions) -> None:
-        weather.delay_s = fault.amount or DELAY_S
+    def change(conditions: LinkConditions) -> None:
+        conditions.delay_s = fault.amount or DELAY_S
 
     return await _change(stage, fault, change)
 
 
 async def _rate(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(weather: LinkConditions) -> None:
-        weather.bytes_s = fault.amount or SLOW_BYTES_S
+    def change(conditions: LinkConditions) -> None:
+        conditions.bytes_s = fault.amount or SLOW_BYTES_S
 
     return await _change(stage, fault, change)
 
 
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(weather: LinkConditions) -> None:
-        weather.there.clear()
-        weather.back.clear()
+    def change(conditions: LinkConditions) -> None:
+        conditions.there.clear()
+        conditions.back.clear()
 
     return await _change(stage, fault, change)
 
@@ -85,10 +85,10 @@ async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Data from the host do not arrive; data to it do."""
     host = await stage.target(fault.where)
     dials, dialled = _one_side(stage, host)
-    for weather in dials:
-        weather.there.clear()
-    for weather in dialled:
-        weather.back.clear()
+    for conditions in dials:
+        conditions.there.clear()
+    for conditions in dialled:
+        conditions.back.clear()
     await _met([*dials, *dialled])
     return _clearing([*dials, *dialled])
 
@@ -108,9 +108,9 @@ async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
 async def _refuse(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Open connections are reset, and new ones fail."""
     ways = _directions(stage, await stage.target(fault.where))
-    for weather in ways:
-        weather.refuse = True
-    if not sum([weather.reset() for weather in ways]):
+    for conditions in ways:
+        conditions.refuse = True
+    if not sum([conditions.reset() for conditions in ways]):
         raise Unfired("no connection was open")
     return _clearing(ways)
 

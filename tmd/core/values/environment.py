@@ -44,7 +44,7 @@ def announced(slot: Slot) -> dict[str, str]:
     }
 
 
-def true(rank: int, hosts: Sequence[str]) -> dict[str, str]:
+def of_rank(rank: int, hosts: Sequence[str]) -> dict[str, str]:
     """Variables of the worker with ``rank``, in a job whose rank r is on ``hosts[r]``."""
     different = list(dict.fromkeys(hosts))
     return ranked(rank, len(hosts), different.index(hosts[rank]), len(different))

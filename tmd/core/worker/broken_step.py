@@ -21,7 +21,8 @@ class Progress(Struct, frozen=True):
     done: int = 0
     """Operations that it has completed."""
     kept: int = 0
-    """The first operation that it can run again; -1: it can run none again."""
+    """The first operation that it can run again; -1: something in this step cannot be run again, so
+    that the step cannot be finished."""
     begun: int = 0
     """Operations that it has begun."""
 

@@ -47,13 +47,13 @@ def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
     """
     cuda = _value(environment, CUDA, "auto", ("auto", "nccl", "staged"))
     cpu = _value(environment, CPU, "own", ("own", "ring", "gloo"))
+    refusal = _refusal(facts)
+    if refusal and cuda == "nccl":
+        raise ConfigError(f"{CUDA}=nccl, but {refusal}")
     if cpu != "own":
         return Choice(Carrier(cpu), f"{CPU}={cpu}")
     if cuda == "staged":
         return Choice(Carrier.OWN, f"{CUDA}=staged")
-    refusal = _refusal(facts)
-    if refusal and cuda == "nccl":
-        raise ConfigError(f"{CUDA}=nccl, but {refusal}")
     if refusal:
         return Choice(Carrier.OWN, refusal)
     return Choice(Carrier.NCCL, f"{facts.devices} GPUs and NCCL {_shown(facts.nccl or ())}")

@@ -20,7 +20,7 @@ class AdoptedRanks:
 
     def allow(self, obstacle: str) -> None:
         """The script lets this worker adopt ranks. ``obstacle``: why it cannot, or empty."""
-        self._passes.watch(obstacle or self._unshared())
+        self._passes.request_elastic(obstacle or self._unshared())
 
     def _unshared(self) -> str:
         """What of the groups keeps this worker from computing for several ranks."""
@@ -75,7 +75,7 @@ class AdoptedRanks:
         passes cannot share, its epoch is abandoned."""
         if not self._passes.shrunk:
             self._passes.open = False
-            if self._passes.rigid == "":
+            if self._passes.inelastic == "":
                 self._passes.refuse(self._obstacle(local))
             return
         self._drain()  # an operation belongs to the pass that has called it

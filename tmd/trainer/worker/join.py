@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from tmd import fabric, joining
-from tmd.core.values.environment import ranked, true
+from tmd.core.values.environment import of_rank, ranked
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.fabric.generations.carriers import carry
@@ -90,7 +90,7 @@ def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
     if membership is None or rank is None:
         hosts = size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return ranked(size - 1, size, hosts - 1, hosts)
-    return true(rank, [member.host for member in membership.members])
+    return of_rank(rank, [member.host for member in membership.members])
 
 
 def _held() -> Held | None:

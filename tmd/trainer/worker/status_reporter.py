@@ -57,7 +57,7 @@ class StatusReporter:
             status,
             stands_s=time.monotonic() - came if status.activity is Activity.TRAINING else 0.0,
             waiting=fabric.waiting,
-            elastic=fabric.passes.rigid,
+            elastic=fabric.passes.inelastic,
             kept_bytes=fabric.step.nbytes,
             links_opened=fabric.counters.opened,
             rss_bytes=peak_rss(),
