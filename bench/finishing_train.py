@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,7 +24,8 @@ def prepares(step: int, block: int) -> bool:
 
 
 class Alternating(Continuation):
-    """Prepares in every second block, and writes down how many bytes each step has kept."""
+    """Prepares in every second block, and writes down how many bytes each step has kept, and the
+    time of the processor that the rank has taken so far."""
 
     block = 1
     folder = Path()
@@ -35,7 +37,8 @@ class Alternating(Continuation):
     def voted(self, least: int) -> None:
         super().voted(least)
         status = self._reporter.status
-        line = json.dumps({"step": status.step, "kept": self._fabric.step.nbytes})
+        kept, cpu_s = self._fabric.step.nbytes, time.process_time()
+        line = json.dumps({"step": status.step, "kept": kept, "cpu_s": cpu_s})
         with (self.folder / f"{status.rank}.jsonl").open("a") as file:
             file.write(f"{line}\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from typing import TypeVar
 
@@ -29,6 +29,8 @@ from tmd.fabric.reduction import Reduction, reduction
 
 pytestmark = pytest.mark.timeout(60)
 LENGTH = 5000
+SEVERAL_CHUNKS = 2_700_000
+"""Elements of four bytes that are two chunks, also among five ranks."""
 T = TypeVar("T")
 SIZES = st.integers(2, 5)
 
@@ -106,22 +108,23 @@ def dying(message: int, sent: int) -> type[Op]:
     return Dying
 
 
-def data(rank: int, dtype: torch.dtype) -> Tensor:
-    values = torch.randn(LENGTH, generator=torch.Generator().manual_seed(rank))
+def data(rank: int, dtype: torch.dtype, length: int = LENGTH) -> Tensor:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(rank))
     return (100 * values).to(dtype)
 
 
-def parts_of(rank: int, dtype: torch.dtype) -> Parts:
-    return Parts(data(rank, dtype), torch.empty_like)
+def parts_of(rank: int, dtype: torch.dtype, length: int = LENGTH) -> Parts:
+    return Parts(data(rank, dtype, length), torch.empty_like)
 
 
-def expected(size: int, how: Reduction, dtype: torch.dtype) -> Tensor:
+@cache
+def expected(size: int, how: Reduction, dtype: torch.dtype, length: int = LENGTH) -> bytes:
     """By the algorithm that overwrites partial sums."""
     mesh = Mesh(size)
-    tensors = [data(rank, dtype) for rank in range(size)]
+    tensors = [data(rank, dtype, length) for rank in range(size)]
     on_all(size, lambda rank: halving.allreduce(mesh.of(rank), tensors[rank], how))
     mesh.close()
-    return tensors[0]
+    return bits(tensors[0])
 
 
 def run_until(mesh: Mesh, lost: int, all_parts: list[Parts], how: Reduction, end: type[Op]) -> None:
@@ -156,8 +159,18 @@ def finish(all_parts: list[Parts], how: Reduction) -> list[bool]:
     return found
 
 
+def broken_and_finished(
+    size: int, lost: int, how: Reduction, dtype: torch.dtype, length: int, end: type[Op]
+) -> tuple[list[bool], list[Parts]]:
+    """Break it by the loss of rank ``lost``, and finish it with a worker that has only inputs."""
+    all_parts = [parts_of(rank, dtype, length) for rank in range(size)]
+    run_until(Mesh(size), lost, all_parts, how, end)
+    all_parts[lost] = parts_of(lost, dtype, length)
+    return finish(all_parts, how), all_parts
+
+
 def bits(tensor: Tensor) -> bytes:
-    return bytes(tensor.view(torch.uint8).tolist())
+    return tensor.view(torch.uint8).numpy().tobytes()
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,25 +178,79 @@ def bits(tensor: Tensor) -> bytes:
     size=SIZES,
     lost=st.integers(0, 4),
     message=st.integers(0, 5),
-    sent=st.integers(0, 4 * LENGTH),
+    sent=st.integers(0, LENGTH).map(lambda elements: 8 * elements),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int16]),
     named=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX]),
 )
 def test_it_is_finished_with_the_same_bits(
     size: int, lost: int, message: int, sent: int, dtype: torch.dtype, named: object
 ) -> None:
-    """Wherever it breaks, and however far each rank had come. The other worker has only inputs."""
+    """Between whichever elements it breaks, and however far each rank had come. The other worker
+    has only inputs."""
     lost %= size
     how = reduction(named, dtype, "all_reduce")
-    all_parts = [parts_of(rank, dtype) for rank in range(size)]
-    run_until(Mesh(size), lost, all_parts, how, dying(message, sent))
-    all_parts[lost] = parts_of(lost, dtype)
-
-    found = finish(all_parts, how)
+    found, parts = broken_and_finished(size, lost, how, dtype, LENGTH, dying(message, sent))
 
     assert found == [True] * size
-    result = bits(expected(size, how, dtype))
-    assert all(bits(parts.flat) == result for parts in all_parts)
+    result = expected(size, how, dtype)
+    assert all(bits(each.flat) == result for each in parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=SIZES, lost=st.integers(0, 4), message=st.integers(0, 5), sent=st.integers(0, 16_000))
+def test_an_element_that_a_break_has_torn_is_never_wrong(
+    size: int, lost: int, message: int, sent: int
+) -> None:
+    """All ranks find alike that it cannot be finished, or all have the right bits."""
+    how = reduction(ReduceOp.SUM, torch.float64, "all_reduce")
+    end = dying(message, sent)
+    found, parts = broken_and_finished(size, lost % size, how, torch.float64, LENGTH, end)
+
+    assert len(set(found)) == 1
+    if found[0]:
+        result = expected(size, how, torch.float64)
+        assert all(bits(each.flat) == result for each in parts)
+    else:
+        assert sent % 8
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    size=SIZES,
+    lost=st.integers(0, 4),
+    message=st.integers(0, 10),
+    sent=st.integers(0, SEVERAL_CHUNKS).map(lambda elements: 4 * elements),
+)
+def test_several_chunks_are_finished_with_the_same_bits(
+    size: int, lost: int, message: int, sent: int
+) -> None:
+    """Some chunks are complete on all ranks, one is broken, others have not begun."""
+    how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")
+    length, end = SEVERAL_CHUNKS, dying(message, sent)
+    found, parts = broken_and_finished(size, lost % size, how, torch.float32, length, end)
+
+    assert found == [True] * size
+    result = expected(size, how, torch.float32, length)
+    assert all(bits(each.flat) == result for each in parts)
+
+
+@pytest.mark.parametrize("length", [1000, SEVERAL_CHUNKS])
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_what_a_rank_has_first_is_what_it_serves(size: int, length: int) -> None:
+    """The parts that a standby takes over, as the algorithm has sealed them on that rank."""
+    how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")
+    mesh = Mesh(size)
+    all_parts = [parts_of(rank, torch.float32, length) for rank in range(size)]
+    on_all(size, lambda r: halving.allreduce(mesh.of(r), all_parts[r].flat, how, all_parts[r]))
+    mesh.close()
+    assert {parts.holding().final for parts in all_parts} == {((0, length),)}
+    for parts in all_parts:
+        parts.completed()
+
+    owned = [list(halving.own_parts(r, size, all_parts[r].flat)) for r in range(size)]
+    assert sum(stop - start for spans in owned for start, stop in spans) == length
+    for parts, spans in zip(all_parts, owned, strict=True):
+        assert {*spans} <= {*parts.holding().final}
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
@@ -202,7 +269,7 @@ def test_a_result_that_scripts_have_changed_is_given_to_nobody(size: int, change
 
     assert found == [not changed] * size
     if not changed:
-        result = bits(expected(size, how, torch.float32))
+        result = expected(size, how, torch.float32)
         assert all(bits(parts.flat) == result for parts in all_parts)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tmd.fabric.collectives.allreduce import Allreduce
 from tmd.fabric.collectives.completion import finish
-from tmd.fabric.collectives.halving import own_part
+from tmd.fabric.collectives.halving import own_parts
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
@@ -222,8 +222,9 @@ class KeptParts:
         self._parts = self._parts_of(self.call.outputs[0])
         if rank in ranks:
             # This rank stands in for `rank` now: it must serve the part that `rank` has reduced.
-            start, stop = own_part(ranks.index(rank), len(ranks), self._parts.flat.numel())
-            self._parts.begin_sealed(start).add(self._parts.flat[start:stop])
+            flat = self._parts.flat
+            for start, stop in own_parts(ranks.index(rank), len(ranks), flat):
+                self._parts.begin_sealed(start).add(flat[start:stop])
 
     def completed(self) -> None:
         self.drop()

@@ -4,6 +4,8 @@ It moves as many bytes as a ring, in ``2 log2(size)`` rounds. A ring sums elemen
 depends on their place in the tensor. Here every element is summed in the order ``((0+1)+(2+3))``,
 as in recursive doubling. So no bit of a sum depends on how a script cuts its data into tensors:
 DDP rebuilds its buckets after the first backward, and with a ring that changes losses.
+
+A tensor is reduced in chunks, one after another, whose sums stay in the CPU cache.
 """
 
 from __future__ import annotations
@@ -22,6 +24,14 @@ from tmd.fabric.reduction import Reduction
 from tmd.fabric.topology import folded
 from tmd.fabric.transfer import SEGMENT
 
+CHUNK = 8 << 20
+"""Most bytes of a chunk..."""
+CHUNK_OF_A_RANK = 2 << 20
+"""...but for each rank this many: with small chunks ranks would wait more for each other than for
+data."""
+CHUNKS = 16
+"""Most chunks of a tensor."""
+
 
 def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = None) -> None:
     """Reduce the one-dimensional ``flat`` over all ranks, in place.
@@ -29,18 +39,53 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
 
     ``parts``: the parts of ``flat``. If given, an element is overwritten only with its final
-    value, so partial sums need memory of their own: for at most half of ``flat``, or for all of it
+    value, so partial sums need memory of their own: for at most half of a chunk, or for all of it
     on a rank into which another one folds.
     """
+    chunks = list(_chunks(flat, op.size))
+    room = None
+    if parts is not None and (needed := _partial_sums(op, chunks[0][1])):
+        room = parts.room(flat[:needed])
+    for chunk in chunks:
+        _allreduce_chunk(op, flat, chunk, reduction, parts, room)
+
+
+def _chunks(flat: Tensor, size: int) -> Iterator[Span]:
+    """The chunks of ``flat`` among ``size`` ranks; the last one may be shorter."""
+    most = max(CHUNK, size * CHUNK_OF_A_RANK)
+    count = max(1, min(CHUNKS, -(-flat.nbytes // most)))
+    length = -(-flat.numel() // (16 * count)) * 16
+    for start in range(0, flat.numel(), length):
+        yield start, min(start + length, flat.numel())
+
+
+def _partial_sums(op: Op, length: int) -> int:
+    """Of a chunk of ``length`` elements, the most of which this rank holds partial sums."""
     core = folded(op.size)
+    if op.rank + core < op.size:  # another rank folds into this one
+        return length
+    return 0 if op.rank >= core or core == 2 else max(_half(length), length - _half(length))
+
+
+def _allreduce_chunk(
+    op: Op,
+    flat: Tensor,
+    chunk: Span,
+    reduction: Reduction,
+    parts: Parts | None,
+    room: Tensor | None,
+) -> None:
+    """Reduce the elements ``chunk`` of ``flat``. ``room``: memory for its partial sums."""
+    core = folded(op.size)
+    own = flat[slice(*chunk)]
     if op.rank >= core:
-        op.send(op.rank - core, view(flat))
-        return _receive(op, op.rank - core, flat, parts)
+        op.send(op.rank - core, view(own))
+        return _receive(op, op.rank - core, flat, chunk, parts)
     guest = op.rank + core  # the rank that folds into this one, if there is one
-    sums, start = flat, 0  # the sums so far, and the element of `flat` with which they begin
+    sums, start = own, chunk[0]  # the sums so far, and the element of `flat` with which they begin
     if guest < op.size:
-        sums = flat if parts is None else parts.room(flat)
-        _merge(op, guest, None, flat, sums, reduction)
+        sums = own if room is None else room[: own.numel()]
+        _merge(op, guest, None, own, sums, reduction)
     rounds = []
     partners = list(_partners(op.rank, core))
     for partner in partners:
@@ -52,7 +97,7 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
         if partner == partners[-1]:
             out, done = flat[slice(*keep)], _finishing(op, reduction, parts, keep[0])
         else:
-            out = parts.room(kept) if parts is not None and sums is flat else kept
+            out = kept if room is None or sums is not own else room[: kept.numel()]
         _merge(op, partner, given, kept, out, reduction, done)
         sums, start = out, keep[0]
         rounds.append((partner, keep, give))
@@ -62,7 +107,7 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
         else:
             _swap(op, partner, keep, give, parts, seal=number == 0)
     if guest < op.size:
-        op.send(guest, view(flat))
+        op.send(guest, view(own))
 
 
 def _partners(rank: int, core: int) -> Iterator[int]:
@@ -72,16 +117,16 @@ def _partners(rank: int, core: int) -> Iterator[int]:
         distance *= 2
 
 
-def own_part(rank: int, size: int, length: int) -> Span:
-    """Of ``length`` elements, those whose complete sums ``rank`` is the first to have."""
+def own_parts(rank: int, size: int, flat: Tensor) -> Iterator[Span]:
+    """The elements of ``flat`` whose complete sums ``rank`` is the first to have."""
     core = folded(size)
-    start, stop = 0, length
     if rank >= core:
-        return 0, 0
-    for partner in _partners(rank, core):
-        middle = start + _half(stop - start)
-        start, stop = (middle, stop) if rank > partner else (start, middle)
-    return start, stop
+        return
+    for start, stop in _chunks(flat, size):
+        for partner in _partners(rank, core):
+            middle = start + _half(stop - start)
+            start, stop = (middle, stop) if rank > partner else (start, middle)
+        yield start, stop
 
 
 def _half(count: int) -> int:
@@ -139,30 +184,24 @@ def _swap(op: Op, partner: int, own: Span, missing: Span, parts: Parts, *, seal:
     ranks: if one of them is lost, the other can still tell whether the script has changed it.
     """
     sent, target = parts.flat[slice(*own)], parts.flat[slice(*missing)]
-    if not seal:
-        with parts.receiving(*missing):
-            _stream(op, partner, sent, iter((view(target),)), target.nbytes)
-        return
-    # The data is received into scratch memory and then copied: a break must not tear an element
-    # whose result only the lost rank had.
-    scratch = op.scratch.take(min(target.numel(), SEGMENT // target.element_size()), target.dtype)
-    landing, sealed = view(scratch), parts.begin_sealed(missing[0])
+    sealed = parts.begin_sealed(missing[0]) if seal else None
 
     def arrivals() -> Iterator[memoryview]:
-        for segment in torch.split(target, scratch.numel() or 1):
-            received = scratch[: segment.numel()]
-            yield landing[: segment.nbytes]
-            segment.copy_(received)
-            sealed.add(received)
+        for segment in torch.split(target, SEGMENT // target.element_size()):
+            yield view(segment)
+            if sealed is not None:
+                sealed.add(segment)
 
-    _stream(op, partner, sent, arrivals(), target.nbytes)
+    with parts.receiving(*missing):
+        _stream(op, partner, sent, arrivals(), target.nbytes)
 
 
-def _receive(op: Op, source: int, flat: Tensor, parts: Parts | None) -> None:
+def _receive(op: Op, source: int, flat: Tensor, chunk: Span, parts: Parts | None) -> None:
+    target = flat[slice(*chunk)]
     if parts is None:
-        return op.receive(source, view(flat))
-    with parts.receiving(0, flat.numel()):
-        _stream(op, source, None, iter((view(flat),)), flat.nbytes)
+        return op.receive(source, view(target))
+    with parts.receiving(*chunk):
+        _stream(op, source, None, iter((view(target),)), target.nbytes)
 
 
 def _stream(

@@ -8,7 +8,7 @@ the ranks can finish the operation without copies of the inputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -90,8 +90,7 @@ class Parts:
         :meth:`values`."""
         if not self._complete:
             sealed = ((part.start, part.stop) for part in self._sealed)
-            final = ((start, stop) for start, stop in (*sealed, *self._final) if start < stop)
-            return Holding(tuple(final), tuple(self._torn))
+            return Holding(_merged((*sealed, *self._final)), tuple(self._torn))
         found = [(part.start, part.copied(self.flat)) for part in self._sealed]
         self._copies = [(start, values) for start, values in found if values is not None]
         given = [(start, start + len(values)) for start, values in self._copies]
@@ -118,3 +117,14 @@ class Parts:
     def forget_copies(self) -> None:
         """Drop the copies that :meth:`holding` made."""
         self._copies = []
+
+
+def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """As few spans as have the same elements: they must fit into a message."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        elif start < stop:
+            found.append((start, stop))
+    return tuple(found)
