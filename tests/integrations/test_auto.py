@@ -73,6 +73,15 @@ raise SystemExit
 NOTHING = """
 print("done")
 """
+EXITS = """
+import sys
+def main(): ...
+sys.exit(main())
+"""
+FAILS = """
+import sys
+sys.exit(7)
+"""
 FIT = """
 import lightning as L, torch
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -101,8 +110,9 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         thorough("transformers", OWN_LOOP, "this script calls an optimizer without one"),
         ("", LOOP, "this script calls an optimizer without one"),
         ("", NOTHING, "did not train with the Trainer of transformers, Lightning or torchtitan"),
+        ("", EXITS, "did not train with the Trainer of transformers, Lightning or torchtitan"),
     ],
-    ids=["group", "trainer", "strategy", "package", "accelerator", "own", "loop", "nothing"],
+    ids=["group", "trainer", "strategy", "package", "accelerator", "own", "loop", "none", "exits"],
 )
 def test_what_is_not_known_is_refused_before_it_trains(
     framework: str, text: str, why: str, tmp_path: Path
@@ -113,6 +123,10 @@ def test_what_is_not_known_is_refused_before_it_trains(
     assert ended.returncode == 1, ended.stderr
     assert why in ended.stderr
     assert "trained" not in ended.stdout
+
+
+def test_the_exit_status_of_a_script_that_fails_is_kept(tmp_path: Path) -> None:
+    assert run(tmp_path, FAILS).returncode == 7
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,15 @@ def _guard() -> None:
     dist.init_process_group = init_process_group
 
 
+def _run() -> None:
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def main() -> None:
     """Run the script that the arguments name, or the module after ``-m``. Raises Unsupported."""
     sys.argv = sys.argv[1:]
@@ -176,12 +185,11 @@ def main() -> None:
     for name, attach in ADAPTERS.items():
         wrapt.register_post_import_hook(attach, name)
     _guard()
-    if sys.argv[0] == "-m":
-        sys.argv = sys.argv[1:]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        _run()
+    except SystemExit as end:
+        if end.code is not None:  # 0 is also the end of '--help'
+            raise
     if not attachment.grouped:
         raise Unsupported(f"{sys.argv[0]} has ended and did not train with {TRAINERS}: {PAGE}")
 
