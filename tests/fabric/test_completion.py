@@ -178,15 +178,14 @@ def bits(tensor: Tensor) -> bytes:
     size=SIZES,
     lost=st.integers(0, 4),
     message=st.integers(0, 5),
-    sent=st.integers(0, LENGTH).map(lambda elements: 8 * elements),
+    sent=st.integers(0, 4 * LENGTH),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int16]),
     named=st.sampled_from([ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MAX]),
 )
 def test_it_is_finished_with_the_same_bits(
     size: int, lost: int, message: int, sent: int, dtype: torch.dtype, named: object
 ) -> None:
-    """Between whichever elements it breaks, and however far each rank had come. The other worker
-    has only inputs."""
+    """Wherever it breaks, and however far each rank had come. The other worker has only inputs."""
     lost %= size
     how = reduction(named, dtype, "all_reduce")
     found, parts = broken_and_finished(size, lost, how, dtype, LENGTH, dying(message, sent))
@@ -196,30 +195,12 @@ def test_it_is_finished_with_the_same_bits(
     assert all(bits(each.flat) == result for each in parts)
 
 
-@settings(max_examples=60, deadline=None)
-@given(size=SIZES, lost=st.integers(0, 4), message=st.integers(0, 5), sent=st.integers(0, 16_000))
-def test_an_element_that_a_break_has_torn_is_never_wrong(
-    size: int, lost: int, message: int, sent: int
-) -> None:
-    """All ranks find alike that it cannot be finished, or all have the right bits."""
-    how = reduction(ReduceOp.SUM, torch.float64, "all_reduce")
-    end = dying(message, sent)
-    found, parts = broken_and_finished(size, lost % size, how, torch.float64, LENGTH, end)
-
-    assert len(set(found)) == 1
-    if found[0]:
-        result = expected(size, how, torch.float64)
-        assert all(bits(each.flat) == result for each in parts)
-    else:
-        assert sent % 8
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     size=SIZES,
     lost=st.integers(0, 4),
     message=st.integers(0, 10),
-    sent=st.integers(0, SEVERAL_CHUNKS).map(lambda elements: 4 * elements),
+    sent=st.integers(0, 4 * SEVERAL_CHUNKS),
 )
 def test_several_chunks_are_finished_with_the_same_bits(
     size: int, lost: int, message: int, sent: int

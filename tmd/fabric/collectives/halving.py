@@ -184,15 +184,21 @@ def _swap(op: Op, partner: int, own: Span, missing: Span, parts: Parts, *, seal:
     ranks: if one of them is lost, the other can still tell whether the script has changed it.
     """
     sent, target = parts.flat[slice(*own)], parts.flat[slice(*missing)]
-    sealed = parts.begin_sealed(missing[0]) if seal else None
+    if not seal:
+        with parts.receiving(*missing):
+            _stream(op, partner, sent, iter((view(target),)), target.nbytes)
+        return
+    length = min(target.numel(), SEGMENT // target.element_size())
+    inputs, sealed = op.scratch.take(length, target.dtype), parts.begin_sealed(missing[0])
 
     def arrivals() -> Iterator[memoryview]:
-        for segment in torch.split(target, SEGMENT // target.element_size()):
+        for segment in torch.split(target, length or 1):
+            # A break may tear an element whose result only the lost rank had.
+            inputs[: segment.numel()].copy_(segment)
             yield view(segment)
-            if sealed is not None:
-                sealed.add(segment)
+            sealed.add(segment)
 
-    with parts.receiving(*missing):
+    with parts.receiving(*missing, lambda element: inputs[element - sealed.stop]):
         _stream(op, partner, sent, arrivals(), target.nbytes)
 
 

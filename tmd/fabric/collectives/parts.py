@@ -66,16 +66,22 @@ class Parts:
         return self._sealed[-1]
 
     @contextmanager
-    def receiving(self, start: int, stop: int) -> Iterator[None]:
+    def receiving(
+        self, start: int, stop: int, input_of: Callable[[int], Tensor] | None = None
+    ) -> Iterator[None]:
         """Note what becomes final while one message overwrites elements ``start`` to ``stop``, in
-        order."""
+        order. ``input_of`` returns the input of an element that a break has partly overwritten; if
+        ``None``, that is lost."""
         try:
             yield
         except LinkError as error:
             whole, more = divmod(error.arrived, self.flat.element_size())
             self._final.append((start, start + whole))
-            if more:  # an element that is partly overwritten
-                self._torn.append((start + whole, start + whole + 1))
+            torn = start + whole
+            if more and input_of is not None:
+                self.flat[torn] = input_of(torn)
+            elif more:
+                self._torn.append((torn, torn + 1))
             raise
         self._final.append((start, stop))
 
