@@ -70,7 +70,7 @@ PROBES = {
         "from tmd_detectors.nic.detector import NicConfig\n"
         "from tmd_detectors.nic.probe import NicProbe\n"
         "async def use():\n"
-        "    probe = NicProbe(NicConfig().request())\n"
+        "    probe = NicProbe(NicConfig().request({}))\n"
         "    assert await probe.read(30.0) is not None\n"
         "    await probe.close()\n"
     ),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .reader import NicReader
-from .snapshot import ScopeReading
+from .snapshot import ScopeReading, Snapshot
 
 
 class Request(NamedTuple):
@@ -23,6 +23,17 @@ class Request(NamedTuple):
     proc_root: str = "/proc"
     interfaces: Mapping[str, str] = {}
     """See :class:`NicReader`."""
+    in_scope: Mapping[str, bool] = {}
+
+    def after(self, snapshot: Snapshot) -> Request:
+        """For a process that goes on after this one, whose last answer was ``snapshot``."""
+        interfaces = {port.identity: port.interface for port in snapshot.there if port.interface}
+        inside = {port.name: True for port in snapshot.ports}
+        outside = {port.name: False for port in snapshot.outside}
+        return self._replace(
+            interfaces={**self.interfaces, **interfaces},
+            in_scope={**self.in_scope, **inside, **outside},
+        )
 
 
 def main(argument: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,11 +19,11 @@ from tmd.plugin import (
 from ..trouble import Trouble
 from .child import Request
 from .counters import RULES
-from .judge import KnownPort, NicRules
+from .judge import NicRules
 from .links import LinkLimits
 from .memory import RememberedPorts
 from .probe import NicProbe
-from .snapshot import ScopeReading
+from .snapshot import ScopeReading, Seen
 
 UNREADABLE = "nic.unreadable"
 HANGS = "the state of the network ports cannot be read: a driver does not answer"
@@ -86,10 +86,10 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
             expect=self.expect, named=self.interfaces, quiet_s=self.quiet_s, links=links
         )
 
-    def request(self, known: Iterable[KnownPort]) -> Request:
-        """What the probe needs: the settings, and the interfaces of the ``known`` ports."""
+    def request(self, seen: Mapping[str, Seen]) -> Request:
+        """What the probe needs: the settings, and the interfaces of ports that were ``seen``."""
         scope = ScopeReading(self.interfaces, self.exclude, self.no_counters)
-        interfaces = {port.identity: port.interface for port in known if port.interface}
+        interfaces = {identity: port.interface for identity, port in seen.items()}
         return Request(scope, tuple(RULES), self.sys_root, self.proc_root, interfaces)
 
 
@@ -113,7 +113,7 @@ class NicDetector(Detector):
         config = ctx.config
         assert isinstance(config, NicConfig)
         self._ports = ports = RememberedPorts(config.rules(), ctx.state_dir / "ports.json")
-        probe = NicProbe(config.request(ports.findings.known))
+        probe = NicProbe(config.request(ports.findings.seen))
         misses, unreadable = 0, Trouble(UNREADABLE)
         try:
             while True:

@@ -11,7 +11,7 @@ from tmd.plugin import Severity, Signal, State
 
 from .counters import CounterHistory, NicFinding
 from .links import DOWN, LinkHistory, LinkLimits
-from .snapshot import Medium, Port, Snapshot
+from .snapshot import Medium, Port, Seen, Snapshot
 
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
@@ -37,9 +37,7 @@ class KnownPort(Struct, frozen=True):
     medium: Medium
     nodes: tuple[str, ...] = ()
     """Its character devices, when none was missing."""
-    interface: str = ""
     card: str = ""
-    instance: int = 0
 
 
 class _Memory:
@@ -69,8 +67,7 @@ class _Memory:
     def known(self) -> KnownPort:
         nodes = sorted(node for kind in self._nodes.values() for node in kind)
         port = self.port
-        place = port.interface, port.card, port.instance
-        return KnownPort(port.identity, port.name, port.medium, tuple(nodes), *place)
+        return KnownPort(port.identity, port.name, port.medium, tuple(nodes), port.card)
 
     def forget_nodes(self) -> None:
         """Expect only the character devices that are there now."""
@@ -99,14 +96,22 @@ class _Memory:
 class NicFindings:
     """Turns snapshots into signals."""
 
-    def __init__(self, rules: NicRules, known: Iterable[KnownPort] = ()) -> None:
-        """``known``: ports that have been up since the host booted."""
+    def __init__(
+        self,
+        rules: NicRules,
+        known: Iterable[KnownPort] = (),
+        seen: Mapping[str, Seen] | None = None,
+    ) -> None:
+        """``known``: ports that have been up since the host booted. ``seen``: all of RDMA devices,
+        by identity."""
         self._rules = rules
+        self.seen = dict(seen or {})
         self._ports: dict[str, _Memory] = {}
         """What is remembered of each port, by its identity."""
         for each in known:
             port = Port(each.name, each.identity, each.medium)
-            port = port._replace(interface=each.interface, card=each.card, instance=each.instance)
+            interface = self.seen.get(each.identity, Seen()).interface
+            port = port._replace(interface=interface, card=each.card)
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
             memory.update_nodes(each.nodes)
 
@@ -133,6 +138,7 @@ class NicFindings:
                 yield from self._present(memory, port, now)
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
+        self.seen |= snapshot.seen()
 
     def _drop_out_of_scope(
         self, snapshot: Snapshot, present: Mapping[str, Port]
@@ -144,11 +150,10 @@ class NicFindings:
             return port.card, snapshot.masters.get(port.interface, "")
 
         def is_new(port: Port) -> bool:
-            known = self._ports.get(port.identity)
-            return known is None or known.port.instance != port.instance
+            before = self.seen.get(port.identity)
+            return before is not None and before.instance != port.instance
 
-        there = (*snapshot.ports, *snapshot.outside)
-        bonds = {bond(port) for port in there if all(bond(port)) and is_new(port)}
+        bonds = {bond(port) for port in snapshot.there if all(bond(port)) and is_new(port)}
         outside = {port.identity for port in snapshot.outside}
         for identity in self._ports.keys() - present.keys():
             if identity in outside or bond(self._ports[identity].port) in bonds:

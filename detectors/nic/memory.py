@@ -9,7 +9,7 @@ from tmd.plugin import Signal
 
 from ..kept import Kept, KeptFile
 from .judge import KnownPort, NicFindings, NicRules
-from .snapshot import Snapshot
+from .snapshot import Seen, Snapshot
 
 NOT_KEPT = "nic.ports_not_kept"
 RISK = (
@@ -21,6 +21,8 @@ RISK = (
 class NicMemory(Kept, frozen=True):
     ports: tuple[KnownPort, ...] = ()
     """The ports that have been up since the host booted."""
+    seen: dict[str, Seen] = {}
+    """All ports of RDMA devices, by identity."""
 
 
 class RememberedPorts:
@@ -28,9 +30,11 @@ class RememberedPorts:
 
     def __init__(self, rules: NicRules, file: Path) -> None:
         self._kept = KeptFile(file, NicMemory, NOT_KEPT, RISK)
-        self.findings = NicFindings(rules, self._kept.memory.ports)
+        memory = self._kept.memory
+        self.findings = NicFindings(rules, memory.ports, memory.seen)
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
         yield from self.findings.observe(snapshot, now)
-        yield from self._kept.keep(NicMemory(ports=self.findings.known))
+        memory = NicMemory(ports=self.findings.known, seen=self.findings.seen)
+        yield from self._kept.keep(memory)

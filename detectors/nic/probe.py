@@ -45,10 +45,12 @@ class NicProbe:
             async with asyncio.timeout(timeout_s):
                 child = self._child or self._start()
                 child.write(b"\n")
-                return msgspec.json.decode(await self._line(child), type=Snapshot)
+                snapshot = msgspec.json.decode(await self._line(child), type=Snapshot)
         except (OSError, ValueError, msgspec.DecodeError):  # a TimeoutError is an OSError
             await self.close()
             return None
+        self._request = self._request.after(snapshot)
+        return snapshot
 
     def _start(self) -> Child:
         command = bare_python(CHILD, msgspec.json.encode(self._request).decode())

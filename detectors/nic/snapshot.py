@@ -43,6 +43,15 @@ class Port(NamedTuple):
     """The nearest GPUs in the PCI tree, as ``pci:0000:3b:00.0``."""
 
 
+class Seen(NamedTuple):
+    """What is remembered of the port of an RDMA device, in scope or not."""
+
+    interface: str = ""
+    """Its last one: it may have moved into the network of a container."""
+    instance: int = 0
+    """See :class:`Port`."""
+
+
 class Snapshot(NamedTuple):
     ports: tuple[Port, ...] = ()
     outside: tuple[Port, ...] = ()
@@ -50,6 +59,15 @@ class Snapshot(NamedTuple):
     state and counters."""
     masters: dict[str, str] = {}
     """Interface -> the bond, or the like, that it belongs to."""
+
+    @property
+    def there(self) -> tuple[Port, ...]:
+        """All ports."""
+        return (*self.ports, *self.outside)
+
+    def seen(self) -> dict[str, Seen]:
+        """The ports of RDMA devices, by identity."""
+        return {p.identity: Seen(p.interface, p.instance) for p in self.there if p.instance}
 
 
 class ScopeReading(NamedTuple):

@@ -259,7 +259,7 @@ def test_a_port_is_expected_by_the_name_that_it_has_now():
 
 
 def restarted(findings, rules=RULES_OF_ALL):
-    return NicFindings(rules, findings.known)
+    return NicFindings(rules, findings.known, findings.seen)
 
 
 @pytest.fixture
@@ -347,6 +347,34 @@ def test_a_port_that_is_gone_is_missed_although_its_interface_has_a_master(other
         *([], []),
         [("nic.gone", Severity.FATAL)],
     ]
+
+
+@pytest.mark.parametrize("in_scope", [True, False])
+@pytest.mark.parametrize("restarts", [True, False])
+def test_a_port_is_missed_although_another_one_of_its_card_and_bond_stays(in_scope, restarts):
+    """That one has never been up, or is out of scope. Its device is not new."""
+    lost, there = (
+        PORT._replace(
+            identity=f"guid{n}/1",
+            name=f"mlx5_{n}/1",
+            medium=Medium.ROCE,
+            up=n == 0,
+            interface=f"eth{n}",
+            card="0000:3b:00",
+            instance=n + 1,
+        )
+        for n in range(2)
+    )
+    masters = {"eth0": "bond0", "eth1": "bond0"}
+    inside, outside = ((there,), ()) if in_scope else ((), (there,))
+    findings = NicFindings(RULES_OF_ALL)
+    list(findings.observe(Snapshot((lost, *inside), outside, masters), 0))
+    if restarts:
+        findings = restarted(findings)
+    after = Snapshot(inside, outside, masters)
+    found = [each for t in (5, 10, 15, 20) for each in codes(findings.observe(after, t))]
+
+    assert found == [("nic.gone", Severity.FATAL)]
 
 
 def test_a_port_that_gets_its_guid_late_is_the_same_port():
