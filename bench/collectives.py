@@ -1,23 +1,24 @@
-"""All-reduce of tmd against Gloo: four processes on this machine, both backends in one run.
+"""All-reduce of tmd against Gloo: four processes on this machine, by turns in one run.
 
-Per size and repeat the backends take turns, so that noise of the machine hits both. A figure is the
-time of one all-reduce as the slowest rank sees it, the median over the iterations of a repeat.
+tmd is measured twice: as it is, and while a hot standby follows a rank, so that each operation can
+be finished after a loss. A figure is the time of one all-reduce as the slowest rank sees it, the
+median over the iterations of a repeat.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing as mp
-import os
-import platform
 import statistics
+import tempfile
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from bench.measure import Facts, Report, each, in_turn, options, parsed
+from tests.fabric.pool import Pool, pool
+from tmd.fabric import Group
 
 SIZES = {
     "4 kB": 4 << 10,
@@ -27,103 +28,83 @@ SIZES = {
     "100 MB": 100 << 20,
 }
 ITERATIONS = {4 << 10: 100, 64 << 10: 60, 1 << 20: 30, 25 << 20: 5, 100 << 20: 2}
-BACKENDS = ("tmd", "gloo")
-TIMEOUT = 600.0
+FOLLOWED = "tmd, followed"
+WAYS = ("tmd", FOLLOWED, "gloo")
+RANKS = 4
+
+_gloo: list[dist.ProcessGroup] = []
+"""In a process of the pool: the group of Gloo."""
 
 
-def rank_main(rank: int, world: int, port: int, repeats: int, pipe: Connection) -> None:
-    """One rank; rank 0 sends the figures through ``pipe``."""
+# --- in the processes -----------------------------------------------------------------------------
+
+
+def begin(rank: int, size: int, store: dist.Store) -> None:
     import tmd.fabric  # noqa: F401 - registers the backend
 
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world, is_master=rank == 0)
-    dist.init_process_group("tmd", store=store, rank=rank, world_size=world)
-    groups = {"tmd": None, "gloo": dist.new_group(backend="gloo")}
-    figures = []
-    for label, size in SIZES.items():
-        tensor = torch.zeros(size // 4)
-        for group in groups.values():
-            dist.all_reduce(tensor, group=group)
-        for repeat in range(repeats):
-            order = BACKENDS if repeat % 2 == 0 else BACKENDS[::-1]
-            for backend in order:
-                seconds = measure(tensor, groups[backend], ITERATIONS[size])
-                figures.append({"size": label, "backend": backend, "seconds": seconds})
-    if rank == 0:
-        pipe.send(figures)
-    dist.barrier()
+    dist.init_process_group("tmd", store=store, rank=rank, world_size=size)
+    _gloo.append(dist.new_group(backend="gloo"))
+
+
+def end(rank: int, size: int, store: dist.Store) -> None:
     dist.destroy_process_group()
 
 
-def measure(tensor: torch.Tensor, group: dist.ProcessGroup | None, iterations: int) -> float:
-    """Median seconds of one all-reduce, on the slowest rank."""
+def seconds_of(rank: int, size: int, store: dist.Store, way: str, nbytes: int, count: int) -> float:
+    """Median seconds of one all-reduce, of ``count``."""
+    world = dist.group.WORLD
+    assert isinstance(world, Group)
+    world.log.restart(keeps=way == FOLLOWED)
+    group = _gloo[0] if way == "gloo" else world
+    tensor = torch.zeros(nbytes // 4)
+    dist.all_reduce(tensor, group=group)
     times = []
-    for _ in range(iterations):
+    for _ in range(count):
         start = time.perf_counter()
         dist.all_reduce(tensor, group=group)
         times.append(time.perf_counter() - start)
-    median = torch.tensor(statistics.median(times), dtype=torch.float64)
-    dist.all_reduce(median, dist.ReduceOp.MAX)
-    return median.item()
+    return statistics.median(times)
 
 
-def run(world: int, repeats: int) -> list[dict[str, object]]:
-    context = mp.get_context("spawn")
-    here, there = context.Pipe()
-    port = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    free = port.port
-    del port
-    processes = [
-        context.Process(target=rank_main, args=(r, world, free, repeats, there), daemon=True)
-        for r in range(world)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        if not here.poll(TIMEOUT):
-            raise TimeoutError("no figures")
-        figures: list[dict[str, object]] = here.recv()
-        for process in processes:
-            process.join(30)
-        return figures
-    finally:
-        for process in processes:
-            process.kill()
-            process.join(5)
+# --- the benchmark --------------------------------------------------------------------------------
 
 
-def table(figures: list[dict[str, object]]) -> str:
-    """Median, min and max per size and backend in milliseconds, and the ratio of the medians."""
-    lines = [f"{'size':>7} {'tmd ms':>27} {'gloo ms':>27} {'tmd/gloo':>9}"]
-    for label in SIZES:
-        cells, medians = [], []
-        for backend in BACKENDS:
-            ms = [
-                1e3 * float(str(f["seconds"]))
-                for f in figures
-                if f["size"] == label and f["backend"] == backend
-            ]
-            medians.append(statistics.median(ms))
-            cells.append(f"{medians[-1]:9.3f} ({min(ms):.3f}-{max(ms):.3f})")
-        ratio = medians[0] / medians[1]
-        lines.append(f"{label:>7} {cells[0]:>27} {cells[1]:>27} {ratio:9.2f}")
-    return "\n".join(lines)
+def measured(processes: Pool, repeats: int, report: Report) -> dict[str, Facts]:
+    """By size and way, what each repeat has shown."""
+    processes.run(begin)
+    runs: dict[str, Facts] = {f"{size} {way}": [] for size in SIZES for way in WAYS}
+    for size, nbytes in SIZES.items():
+        report.progress(f"{size}: {repeats} repeats")
+        for repeat, way in in_turn(repeats, WAYS):
+            found = processes.run(seconds_of, way, nbytes, ITERATIONS[nbytes])
+            runs[f"{size} {way}"].append({"seconds": max(found), "place": (repeat, 0)})
+    processes.run(end)
+    return runs
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=Path("bench/results/collectives.json"))
-    args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    figures = run(args.ranks, args.repeats)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__}
-    result = {"ranks": args.ranks, "repeats": args.repeats, "machine": machine, "figures": figures}
-    args.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(figures))
+def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
+    """Report rows; return the figures."""
+    figures = {name: each(found, "seconds") for name, found in runs.items()}
+    for name, shown in figures.items():
+        report.row(name, shown)
+    return figures
+
+
+def main() -> int:
+    parser = options("collectives", __doc__)
+    args = parsed(parser)
+    if args.quick:
+        args.repeats = 1
+    report = Report("collectives", args)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pool(RANKS, str(Path(folder) / "store")) as processes,
+    ):
+        runs = report.attempt("collectives", lambda: measured(processes, args.repeats, report))
+    if runs is None:
+        return report.finish({}, {})
+    return report.finish(runs, tell(report, runs))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -237,7 +237,39 @@ def test_a_host_is_declared_healthy(config, store, running):
     assert done.returncode == 0, done.stderr
     assert (request.host, request.code) == ("h1", "nic.down")
     assert request.by
+    assert "no finding nic.down is raised on h1 now; raised: " in done.stderr
     assert unknown.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [("launch", "--job", "j", "--nnodes", "1", "x.py"), ("config", "init", "--to", "x")],
+    ids=["launch", "init"],
+)
+def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path, verb):
+    (tmp_path / "gone").mkdir()
+    line = f'cd gone && rmdir ../gone && exec "$0" -P -m tmd.cli {" ".join(verb)}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", line, sys.executable],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
+
+    assert done.returncode == 2
+    assert "the working folder cannot be used: No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["/abc", "/-1", "/0x1"])
+def test_a_database_that_is_no_number_is_refused(config, path):
+    """The client would take database 0."""
+    url = {"TMD_REDIS__URL": f"redis://127.0.0.1:1{path}"}
+    done = tmd("config", "check", "-c", config, env=url)
+
+    assert done.returncode == 2
+    assert "the database after the host is a number" in done.stderr
 
 
 @pytest.fixture

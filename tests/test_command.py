@@ -21,6 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('trained')")
     (tmp_path / "folder.py").mkdir()
+    (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     for package in ("runs", "lacks"):
         (tmp_path / package).mkdir()
@@ -82,6 +83,7 @@ def test_what_is_there_is_not_refused(here: Path, script: list[str]) -> None:
         (["./nothing", "train.py"], ("there is no file nothing",)),
         (["./plain"], ("./plain is not executable: run chmod +x ./plain",)),
         (["./runs"], ("runs (in ", "is a folder")),
+        ([PYTHON, "circle"], ("circle (in ", "cannot be read: Too many levels of symbolic links")),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

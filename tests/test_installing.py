@@ -80,7 +80,8 @@ def test_what_is_there_is_overwritten_only_by_force(name: str, tmp_path: Path) -
     forced = tmd("config", "init", "--to", tmp_path, "--force")
 
     assert refused.returncode == 2
-    assert f"{tmp_path / name} already exists: --force overwrites it" in refused.stderr
+    which = "all but the secret" if name == "secret" else "it"
+    assert f"{tmp_path / name} already exists: --force overwrites {which}" in refused.stderr
     assert before == {name: "mine"}
     assert forced.returncode == 0, forced.stderr
     assert (contents(tmp_path)[name] == "mine") == (name == "secret")
@@ -194,6 +195,15 @@ def test_a_dry_run_prints_the_unit_and_installs_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(UNIT.splitlines()[0])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_that_a_link_leads_to_is_warned_of_as_well(tmp_path: Path) -> None:
+    """As that of a virtual environment in /opt whose Python is in a home folder."""
+    (tmp_path / "tmd.toml").symlink_to("/root/tmd.toml")
+    settings = tmp_path / "tmd.toml"
+    done = tmd("systemd", "install", "--to", tmp_path, "--dry-run", "--config", settings)
+
+    assert "tmd: warning: the unit hides /root/tmd.toml from the daemon (P" in done.stderr
 
 
 @pytest.mark.parametrize("folder", ["/home/me", "/root", "/tmp", "/var/tmp"])

@@ -264,6 +264,17 @@ def test_a_command_that_is_not_there_is_refused_at_once(
     assert command[-1].strip("./") in errors
 
 
+@pytest.mark.parametrize("option", ["--log-dir", "--trace"])
+def test_a_folder_that_cannot_be_made_is_named_and_not_the_program(
+    config: Path, option: str
+) -> None:
+    folder = config / "inside-a-file"
+    status, _, errors = launched(config, "/bin/true", options=(option, str(folder)))
+
+    assert status == 2
+    assert f"{option} {folder}: Not a directory; name a folder" in errors
+
+
 def test_a_command_that_the_system_refuses_is_named(config: Path) -> None:
     """Executable, but no program: only the start shows that."""
     program = config.with_name("nonsense")

@@ -77,6 +77,28 @@ def test_scan_for_people(config, tmp_path):
     assert "look here" in done.stdout
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_scan_that_is_cut_short_says_nothing_about_the_host(config, tmp_path, number):
+    """Not that it is healthy: its check has not ended."""
+    began = tmp_path / "began"
+    os.mkfifo(began)
+    check = f'name = "slow"\ncommand = ["/bin/sh", "-c", "echo > {began}; sleep 60"]\n'
+    path = config(more=f"[[detectors.exec.checks]]\n{check}")
+    command = [sys.executable, "-m", "tmd.cli", "scan", "--seconds", "60", "-c", str(path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as child:
+        try:
+            began.read_text()  # waits for the check
+            os.kill(child.pid, number)
+            found, errors = child.communicate(timeout=20)
+        finally:
+            child.kill()
+
+    assert (child.returncode, found) == (128 + number, "")
+    assert f"the scan was ended by {number.name}" in errors
+
+
 def test_every_detector_takes_part_in_a_scan(config):
     answer = json.loads(tmd("scan", "--json", "--seconds", "0.5", "-c", config()).stdout)
 

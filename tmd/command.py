@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from tmd.core.values.errors import ConfigError
+from tmd.core.values.reasons import os_reason
 from tmd.extras import lacking
 
 LONG = "--check-hash-based-pycs"
@@ -97,8 +98,12 @@ def _is_ours(python: str) -> bool:
 
 def _unreadable(file: Path, *, may_be_folder: bool = False) -> str:
     shown = f"{file} (in {Path.cwd()})" if not file.is_absolute() else str(file)
-    if not file.exists():
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return f"there is no file {shown}: check the path, on this host"
+    except OSError as error:
+        return f"{shown} cannot be read: {os_reason(error)}"
     if may_be_folder and (file / "__main__.py").is_file():
         return ""
     if file.is_dir():

@@ -39,6 +39,8 @@ from tmd.core.values.errors import ConfigError, PluginError, TmdError
 from tmd.core.values.reasons import os_reason
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+UNREACHABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+"""Errors about a path that the user has named, or in which the command was started."""
 
 LAZY = {
     "advise": (
@@ -177,10 +179,13 @@ def main() -> None:
     except UnicodeEncodeError as error:
         _fail(f"an argument is not valid UTF-8: {error.object!a}", USAGE)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC:
+            _print_no_more()
+            _fail(f"the output cannot be written: {os_reason(error)}", FAILED)
+        if error.errno not in UNREACHABLE:
             raise
-        _print_no_more()
-        _fail(f"the output cannot be written: {os_reason(error)}", FAILED)
+        place = error.filename or "the working folder"
+        _fail(f"{place} cannot be used: {os_reason(error)}", USAGE)
 
 
 def _print_no_more() -> None:

@@ -81,13 +81,14 @@ def examine(settings: Settings) -> Iterator[Point]:
 
 
 def _exposure(file: Path | None) -> Point:
-    from tmd.config import refuse_exposed
+    from tmd.config import DEFAULT_FILE, refuse_exposed
 
     try:
         refuse_exposed(file)
     except ConfigError as error:
         return Point("configuration", False, True, str(error))
-    return Point("configuration", True, True, str(file or "the environment"))
+    nowhere = f"the environment alone, since there is no {DEFAULT_FILE}"
+    return Point("configuration", True, True, str(file or nowhere))
 
 
 def _secret(settings: Settings) -> Point:

@@ -26,6 +26,14 @@ from tmd.testing import MemoryStore
 Hear = Callable[[str, Signal], None]
 
 
+class CutShort(Exception):
+    """A signal ended detectors before their time. ``number`` is that of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
 class Listening(Watcher):
     """A watcher that passes on each signal as it comes."""
 
@@ -54,6 +62,9 @@ def watch(
 
     There are no workers here, so detectors that watch workers see none. Each works on a
     copy of its folder, so that the daemon's own detector still judges what was seen here.
+
+    Raises:
+        CutShort: a signal came before ``seconds`` were over.
     """
     logs.configure(Log(level="error"), host=settings.host.name)
     with tempfile.TemporaryDirectory(prefix="tmd-scan-") as folder:
@@ -71,9 +82,15 @@ def _copied(loaded: LoadedDetector, folder: Path) -> LoadedDetector:
 
 async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]:
     stop = asyncio.Event()
+    received: list[int] = []
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal, number)
     running = asyncio.create_task(watcher.run())
     running.add_done_callback(lambda _: stop.set())
     try:
@@ -87,4 +104,6 @@ async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     watcher.close()
+    if received and seconds is not None:
+        raise CutShort(received[0])
     return raised

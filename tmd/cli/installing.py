@@ -25,11 +25,11 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Write nothing; list the files that would be written.")
 ]
 HIDDEN = {
-    "/home/": "ProtectHome=yes",
-    "/root/": "ProtectHome=yes",
-    "/run/user/": "ProtectHome=yes",
-    "/tmp/": "PrivateTmp=yes",
-    "/var/tmp/": "PrivateTmp=yes",
+    "/home": "ProtectHome=yes",
+    "/root": "ProtectHome=yes",
+    "/run/user": "ProtectHome=yes",
+    "/tmp": "PrivateTmp=yes",
+    "/var/tmp": "PrivateTmp=yes",
 }
 """Folders that the unit hides from the daemon, and the line that does so."""
 
@@ -79,7 +79,7 @@ def install_systemd(
     has_program = (python.parent / "tmd-daemon").exists()
     command = shipped.daemon_command(python, has_program=has_program)
     unit = shipped.unit(to.absolute(), command, settings.absolute())
-    _warn_of_hidden(python.parents[1], "install tmd elsewhere, for example in /opt/tmd")
+    _warn_of_hidden(python, "install tmd with a Python elsewhere, for example in /opt/tmd")
     _warn_of_hidden(settings.absolute(), "move it elsewhere, for example to /etc/tmd")
     if dry_run:
         say_page(unit.text)
@@ -143,9 +143,11 @@ def _write(files: tuple[shipped.File, ...], *, force: bool, dry_run: bool) -> No
 
 
 def _warn_of_hidden(path: Path, remedy: str) -> None:
-    for folder, line in HIDDEN.items():
-        if str(path).startswith(folder):
-            say(f"tmd: warning: the unit hides {path} from the daemon ({line}): {remedy}", err=True)
+    for place in dict.fromkeys((path, path.resolve())):  # what a link leads to is hidden as well
+        for folder, line in HIDDEN.items():
+            if place.is_relative_to(folder):
+                text = f"the unit hides {place} from the daemon ({line}): {remedy}"
+                say(f"tmd: warning: {text}", err=True)
 
 
 def _complaints_about(unit: Path) -> str:

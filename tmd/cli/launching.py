@@ -14,7 +14,7 @@ from tmd.command import attached, command_of, missing
 from tmd.config import load
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.names import wrong_name
-from tmd.core.values.reasons import in_words
+from tmd.core.values.reasons import in_words, os_reason
 from tmd.daemon import logs
 from tmd.launcher import NOT_STARTED, RESTART_S, Launcher, LaunchSpec
 from tmd.starting import CannotStart
@@ -54,6 +54,8 @@ def launch(
     if why := missing(command):
         output.say(f"tmd launch: {why}", err=True)
         raise typer.Exit(NOT_STARTED)
+    for option, folder in (("--trace", trace), ("--log-dir", log_dir)):
+        _make(option, folder)
     settings = load(config)
     logs.configure(settings.log, host=settings.host.name)
     spec = LaunchSpec(
@@ -70,6 +72,15 @@ def launch(
         log_dir=log_dir,
     )
     raise typer.Exit(_run(spec))
+
+
+def _make(option: str, folder: Path | None) -> None:
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"{os_reason(error)}; name a folder that you may write"
+        raise ConfigError(f"{option} {folder}: {why}") from None
 
 
 def _run(spec: LaunchSpec) -> int:

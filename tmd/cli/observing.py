@@ -77,14 +77,20 @@ def scan(
     config: ConfigOption = None,
     as_json: JsonOption = False,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="How long the detectors run.")
+        float,
+        typer.Option(
+            "--seconds",
+            min=0.1,
+            help="How long the detectors run. A check that takes longer has no result.",
+        ),
     ] = 12.0,
 ) -> None:
     """Run all detectors on this host once. No Redis is needed.
 
-    Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed.
+    Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed, 128 more than the
+    number of the signal that ended it early, as 130: nothing is known then.
     """
-    from tmd.cli.foreground import watch
+    from tmd.cli.foreground import CutShort, watch
     from tmd.config import load
     from tmd.daemon.plugins import load_detectors
 
@@ -92,7 +98,11 @@ def scan(
     found = load_detectors(settings)
     reasons = {d.origin.name: d.why_not() for d in found}
     unused = {name: reason for name, reason in reasons.items() if reason is not None}
-    alerts = watch(settings, found, lambda *_: None, seconds)
+    try:
+        alerts = watch(settings, found, lambda *_: None, seconds)
+    except CutShort as end:
+        say(f"tmd: the scan was {end} before its {seconds:g} s were over: no result", err=True)
+        raise typer.Exit(128 + end.number) from None
     if as_json:
         watched = [name for name in reasons if name not in unused]
         print_json({"alerts": alerts, "watched": watched, "unused": unused})

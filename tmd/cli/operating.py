@@ -43,9 +43,9 @@ def drain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="With --wait: the longest wait in seconds.")] = (
-        600.0
-    ),
+    timeout: Annotated[
+        float, typer.Option(min=0, help="With --wait: the longest wait in seconds.")
+    ] = 600.0,
 ) -> None:
     """Move all ranks off HOST while training continues. It gets none until 'tmd undrain HOST', not
     even after a loss with no other standby left (but see --soft).
@@ -120,6 +120,11 @@ def set_healthy(
         )
         await store.declare_healthy(request)
         say(f"{host} declared healthy" + (f" of {code}" if code else ""))
+        status = view.host(host)
+        raised = {alert.code for alert in status.alerts} if status else {code}
+        if code and code not in raised:
+            others = ", ".join(sorted(raised)) or "none"
+            say(f"tmd: no finding {code} is raised on {host} now; raised: {others}", err=True)
         if view.host(host) is None:
             say(f"{host} has no heartbeat: its daemon gets this when it is back", err=True)
 
@@ -195,6 +200,7 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
 
     printed: set[str] = set()
     stuck_since: float | None = None
+    holds = False
     try:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -202,6 +208,7 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
                 _refuse_unreadable(view)
                 if not (records := jobs_by_host(view).get(host)):
                     break
+                holds = True
                 for record in records:
                     _show_progress(record, printed)
                 why, now = _obstacles(view, host), time.monotonic()
@@ -210,8 +217,9 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
                     _give_up(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
+        known = f"{host} still holds ranks" if holds else f"it is not known whether {host} is empty"
         raise TmdError(
-            f"{host} still holds ranks after {timeout_s:g} s; the drain remains requested, "
+            f"{known} after {timeout_s:g} s; the drain remains requested, "
             "'tmd status' shows what it waits for"
         ) from None
     say(f"{host} holds no ranks")

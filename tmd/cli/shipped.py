@@ -118,9 +118,13 @@ def check(files: tuple[File, ...], *, force: bool) -> None:
     Raises:
         ConfigError: a file exists and ``force`` is not given.
     """
-    present = [str(file.path) for file in files if file.path.exists()]
-    if present and not force:
-        raise ConfigError(f"{', '.join(present)} already exists: --force overwrites it")
+    present = [file.path for file in files if file.path.exists()]
+    if not present or force:
+        return
+    names = ", ".join(map(str, present))
+    keeps = any(path.name == SECRET for path in present)
+    which = "all but the secret" if keeps else "it"
+    raise ConfigError(f"{names} already exists: --force overwrites {which}")
 
 
 def write(files: tuple[File, ...], *, force: bool) -> None:

@@ -53,6 +53,12 @@ def connect(url: str, timeout_s: float) -> Redis:
             "[redis] url: the scheme is unknown; "
             "use redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://"
         )
+    database = parts.path.strip("/")
+    if parts.scheme != "unix" and database and not database.isdecimal():
+        raise ConfigError(
+            "[redis] url: the database after the host is a number, as in /0; write a '/' in a "
+            "password as %2F"
+        )
     return _checked(lambda: Redis.from_url(url, **options))
 
 

@@ -45,7 +45,7 @@ REPLIES = (
         "see the log of Redis; usually its disk is full",
     ),
     Cause(
-        r"\bNOAUTH\b|\bWRONGPASS\b|AuthenticationError|[Aa]uthentication required"
+        r"\bNOAUTH\b|\bWRONGPASS\b|AuthenticationError|[Aa]uthentication required|unauthenticated"
         r"|invalid (username-)?password|AUTH <password> called without any password",
         "Redis does not accept the user or password",
         "correct the login in [redis] url; that of Sentinels is its option sentinel_password",

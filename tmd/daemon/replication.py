@@ -33,6 +33,10 @@ UNASKED_S = 10.0
 more often, so that a plan is not delayed."""
 REFUSED_S = 60.0
 """A server that refuses WAIT is asked again after this long."""
+NOT_ALLOWED = (
+    "Redis does not let writes wait for a replica, if it has one; give the user of [redis] url "
+    "'+wait', as the redis.acl of this version does"
+)
 KEPT_MS = 1000
 """Lifetime of the key that a probe writes."""
 
@@ -110,7 +114,7 @@ class Replication:
             why = in_words(replicas)
             if _is_refusal(replicas):
                 self._replica = Replica.REFUSED
-                self._note(f"Redis does not let writes wait for a replica: {why}")
+                self._note(f"{NOT_ALLOWED}: {why}")
                 # Servers that do not know a command may close the connection after their answer.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             elif expected:
