@@ -27,11 +27,11 @@ Hear = Callable[[str, Signal], None]
 
 
 class CutShort(Exception):
-    """A signal ended detectors before their time. ``number`` is that of the signal."""
+    """The signal ``number`` ended detectors before their time."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
+        self.number, self.name = number, signal.Signals(number).name
+        super().__init__(self.name)
 
 
 class Listening(Watcher):

@@ -101,7 +101,8 @@ def scan(
     try:
         alerts = watch(settings, found, lambda *_: None, seconds)
     except CutShort as end:
-        say(f"tmd: the scan was {end} before its {seconds:g} s were over: no result", err=True)
+        text = f"{end.name} ended the scan before its {seconds:g} s were over: no result"
+        say(f"tmd: {text}", err=True)
         raise typer.Exit(128 + end.number) from None
     if as_json:
         watched = [name for name in reasons if name not in unused]
