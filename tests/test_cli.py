@@ -262,6 +262,14 @@ def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path, verb):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("verb", ["status", "simulate", "advise"])
+def test_help_names_the_default_configuration(verb):
+    """Words in brackets are no markup, also of verbs that are loaded when they run."""
+    help_ = " ".join(tmd(verb, "--help").stdout.split())
+
+    assert "[default: $TMD_CONFIG or /etc/tmd/tmd.toml]" in help_
+
+
 @pytest.mark.parametrize("path", ["/abc", "/-1", "/0x1"])
 def test_a_database_that_is_no_number_is_refused(config, path):
     """The client would take database 0."""

@@ -23,16 +23,14 @@ class Request(NamedTuple):
     proc_root: str = "/proc"
     interfaces: Mapping[str, str] = {}
     """See :class:`NicReader`."""
-    in_scope: Mapping[str, bool] = {}
+    in_scope: tuple[str, ...] = ()
 
     def after(self, snapshot: Snapshot) -> Request:
         """For a process that goes on after this one, whose last answer was ``snapshot``."""
         interfaces = {port.identity: port.interface for port in snapshot.there if port.interface}
-        inside = {port.name: True for port in snapshot.ports}
-        outside = {port.name: False for port in snapshot.outside}
         return self._replace(
             interfaces={**self.interfaces, **interfaces},
-            in_scope={**self.in_scope, **inside, **outside},
+            in_scope=tuple(port.name for port in snapshot.ports),
         )
 
 

@@ -33,10 +33,10 @@ class NicReader:
         sys_root: str = "/sys",
         proc_root: str = "/proc",
         interfaces: Mapping[str, str] | None = None,
-        in_scope: Mapping[str, bool] | None = None,
+        in_scope: Iterable[str] = (),
     ) -> None:
         """``interfaces``: of ports of RDMA devices, by identity, as they were last known.
-        ``in_scope``: by name, what was decided about ports of the default route."""
+        ``in_scope``: names of ports that stay in scope if the default route moves to them."""
         self.refused: set[str] = set()
         self._scope = scope
         self._counters = tuple(counters)
@@ -45,7 +45,7 @@ class NicReader:
         self._sys = sys_root
         self._proc = proc_root
         self._gpus = gpus(sys_root)
-        self._in_scope = dict(in_scope or {})
+        self._in_scope = dict.fromkeys(in_scope, True)
         self._interfaces = dict(interfaces or {})
 
     def read(self) -> Snapshot:

@@ -224,6 +224,30 @@ async def test_a_new_reading_process_goes_on_with_what_the_last_one_knew(tmp_pat
     assert [p.name for p in before.ports] == [p.name for p in after.ports] == ["mlx5_0/1"]
 
 
+async def test_a_port_stays_in_scope_in_a_new_reading_process_if_the_route_moves(tmp_path):
+    """It would seem gone. Names of virtual ports, of which there may be many, are not passed on."""
+    tree = Tree(tmp_path)
+    for number in range(2):
+        tree.interface(f"eth{number}", tree.pci(f"0000:0{number}/0000:0{number}:01.0"))
+    tree.interface("veth7")
+    tree.default_route("eth0")
+    request = Request(ScopeReading(), (), str(tree.sys), str(tree.proc))
+    probe = NicProbe(request)
+    try:
+        before = await probe.read(timeout_s=60)
+        tree.default_route("eth1")
+        await probe.close()
+        after = await probe.read(timeout_s=60)
+    finally:
+        await probe.close()
+
+    assert before is not None
+    assert after is not None
+    assert [p.name for p in before.ports] == ["eth1"]
+    assert "eth1" in [p.name for p in after.ports]
+    assert request.after(before).in_scope == ("eth1",)
+
+
 async def test_an_excluded_port_stays_so_over_a_restart_of_the_daemon(tmp_path):
     """Its interface, by which it is excluded, has moved into the network of a container."""
     tree = Tree(tmp_path)

@@ -87,7 +87,9 @@ def _load(verb: str) -> Any:
     found = getattr(importlib.import_module(module), function)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
-    loaded = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    loaded = typer.Typer(
+        pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None
+    )
     loaded.command(verb, cls=ScriptLast if verb == "launch" else None)(found)
     return typer.main.get_command(loaded)
 
