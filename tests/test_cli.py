@@ -19,7 +19,7 @@ from tests import values
 from tests.values import member, worker
 from tmd import __version__, embedded
 from tmd.cli.status import verdicts_of
-from tmd.config import load
+from tmd.config import DEFAULT_FILE, load
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import (
     Activity,
@@ -268,6 +268,14 @@ def test_help_names_the_default_configuration(verb):
     help_ = " ".join(tmd(verb, "--help").stdout.split())
 
     assert "[default: $TMD_CONFIG or /etc/tmd/tmd.toml]" in help_
+
+
+def test_the_file_that_is_not_there_is_named():
+    """Without it the check fails for want of a secret, which lies in that file."""
+    done = tmd("config", "check")
+
+    assert done.returncode in (0, 2)
+    assert (f"there is no {DEFAULT_FILE}; " in done.stderr) == (not DEFAULT_FILE.exists())
 
 
 @pytest.mark.parametrize("path", ["/abc", "/-1", "/0x1"])

@@ -88,19 +88,23 @@ def _print_plugins(rows: list[dict[str, str]]) -> None:
 @config.command("check")
 def check(config: ConfigOption = None) -> None:
     """Check everything the daemon would need, without starting it."""
-    from tmd.config import find_file, load, refuse_exposed
+    from tmd.config import DEFAULT_FILE, find_file, load, refuse_exposed
     from tmd.daemon.agents import uids_of
     from tmd.daemon.plugins import load_detectors, load_policies
     from tmd.daemon.redis_client import connect
 
+    file = find_file(config)
+    if file is None:
+        remedy = "'tmd config init' writes one, --config names another"
+        say(f"tmd: only the environment: there is no {DEFAULT_FILE}; {remedy}", err=True)
     settings = load(config)
-    refuse_exposed(find_file(config))
+    refuse_exposed(file)
     settings.secret()
     settings.http.token()
     connect(settings.redis_url(), settings.redis.timeout_s)
     uids_of(settings.host.users)
     detectors, policies = load_detectors(settings), load_policies(settings)
-    place = find_file(config) or "the environment"
+    place = file or "the environment"
     say(f"{place} is valid: {len(detectors)} detectors, {len(policies)} policies")
 
 
