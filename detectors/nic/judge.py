@@ -138,7 +138,7 @@ class NicFindings:
                 yield from self._present(memory, port, now)
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
-        self.seen |= snapshot.seen()
+        self.seen = {**self.seen, **snapshot.seen()}
 
     def _drop_out_of_scope(
         self, snapshot: Snapshot, present: Mapping[str, Port]

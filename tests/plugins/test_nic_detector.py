@@ -14,9 +14,10 @@ import pytest
 from tmd_detectors.kept import boot_id, recall
 from tmd_detectors.nic.child import Request
 from tmd_detectors.nic.detector import NicConfig, NicDetector
-from tmd_detectors.nic.memory import NicMemory
+from tmd_detectors.nic.judge import NicRules
+from tmd_detectors.nic.memory import NicMemory, RememberedPorts
 from tmd_detectors.nic.probe import NicProbe
-from tmd_detectors.nic.snapshot import ScopeReading
+from tmd_detectors.nic.snapshot import Medium, Port, ScopeReading, Snapshot
 
 from tests.plugins.sysfs import Tree
 from tmd.plugin import Severity, State
@@ -222,6 +223,18 @@ async def test_a_new_reading_process_goes_on_with_what_the_last_one_knew(tmp_pat
     assert before is not None
     assert after is not None
     assert [p.name for p in before.ports] == [p.name for p in after.ports] == ["mlx5_0/1"]
+
+
+def test_what_is_seen_later_is_saved_as_well(tmp_path):
+    file = tmp_path / "ports.json"
+    ports = RememberedPorts(NicRules(), file)
+    seen = []
+    for number in (1, 2):
+        port = Port(f"mlx5_{number}/1", f"guid{number}/1", Medium.ROCE, instance=number)
+        assert list(ports.observe(Snapshot(outside=(port,)), float(number))) == []
+        seen.append(set(recall(file, NicMemory, boot_id()).seen))
+
+    assert seen == [{"guid1/1"}, {"guid1/1", "guid2/1"}]
 
 
 async def test_a_port_stays_in_scope_in_a_new_reading_process_if_the_route_moves(tmp_path):
