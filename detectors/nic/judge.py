@@ -109,9 +109,13 @@ class NicFindings:
         self._ports: dict[str, _Memory] = {}
         """What is remembered of each port, by its identity."""
         for each in known:
-            port = Port(each.name, each.identity, each.medium)
-            interface = self.seen.get(each.identity, Seen()).interface
-            port = port._replace(interface=interface, card=each.card)
+            port = Port(
+                each.name,
+                each.identity,
+                each.medium,
+                interface=self.seen.get(each.identity, Seen()).interface,
+                card=each.card,
+            )
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)
             memory.update_nodes(each.nodes)
 

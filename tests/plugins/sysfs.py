@@ -67,6 +67,19 @@ class Tree:
         self.write(f"class/infiniband_verbs/uverbs_{name}/ibdev", name)
         return port
 
+    def roce(self, number):
+        """An RDMA device with a port over the interface ``eth<number>``, on a card of its own."""
+        device = self.pci(f"0000:0{number}/0000:0{number}:01.0")
+        guid = f"b8ce:f603:00a1:000{number}"
+        port = self.rdma(f"mlx5_{number}", device, guid=guid, layer="Ethernet")
+        self.interface(f"eth{number}", device)
+        return port
+
+    def move_interface_away(self, number):
+        """That of :meth:`roce`, as into the network of a container."""
+        self.remove(f"class/net/eth{number}")
+        self.remove(f"devices/pci0000:0{number}/0000:0{number}:01.0/net/eth{number}")
+
     def default_route(self, *interfaces):
         head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
         lines = [f"{i}\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n" for i in interfaces]

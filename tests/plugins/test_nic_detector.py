@@ -201,27 +201,35 @@ async def test_a_hanging_reader_is_reported_and_abandoned(tmp_path):
     assert [p.up for p in well.ports] == [True]
 
 
+async def read_by_two_processes(request, change):
+    """What the first one reads, and after ``change`` the second one."""
+    probe = NicProbe(request)
+    try:
+        before = await probe.read(timeout_s=60)
+        change()
+        await probe.close()
+        after = await probe.read(timeout_s=60)
+    finally:
+        await probe.close()
+    assert before is not None
+    assert after is not None
+    return before, after
+
+
 @pytest.mark.parametrize("scope", [{"interfaces": ("eth0",)}, {"exclude": ("eth1",)}])
 async def test_a_new_reading_process_goes_on_with_what_the_last_one_knew(tmp_path, scope):
     """The interfaces of both ports have moved into the network of a container meanwhile."""
     tree = Tree(tmp_path)
     for number in range(2):
-        device = tree.pci(f"0000:0{number}/0000:0{number}:01.0")
-        tree.rdma(f"mlx5_{number}", device, guid=f"b8ce:f603:00a1:000{number}", layer="Ethernet")
-        tree.interface(f"eth{number}", device)
-    probe = NicProbe(Request(ScopeReading(**scope), (), str(tree.sys), str(tree.proc)))
-    try:
-        before = await probe.read(timeout_s=60)
-        for number in range(2):
-            tree.remove(f"class/net/eth{number}")
-            tree.remove(f"devices/pci0000:0{number}/0000:0{number}:01.0/net/eth{number}")
-        await probe.close()
-        after = await probe.read(timeout_s=60)
-    finally:
-        await probe.close()
+        tree.roce(number)
 
-    assert before is not None
-    assert after is not None
+    def move_both() -> None:
+        for number in range(2):
+            tree.move_interface_away(number)
+
+    request = Request(ScopeReading(**scope), (), str(tree.sys), str(tree.proc))
+    before, after = await read_by_two_processes(request, move_both)
+
     assert [p.name for p in before.ports] == [p.name for p in after.ports] == ["mlx5_0/1"]
 
 
@@ -245,17 +253,8 @@ async def test_a_port_stays_in_scope_in_a_new_reading_process_if_the_route_moves
     tree.interface("veth7")
     tree.default_route("eth0")
     request = Request(ScopeReading(), (), str(tree.sys), str(tree.proc))
-    probe = NicProbe(request)
-    try:
-        before = await probe.read(timeout_s=60)
-        tree.default_route("eth1")
-        await probe.close()
-        after = await probe.read(timeout_s=60)
-    finally:
-        await probe.close()
+    before, after = await read_by_two_processes(request, lambda: tree.default_route("eth1"))
 
-    assert before is not None
-    assert after is not None
     assert [p.name for p in before.ports] == ["eth1"]
     assert "eth1" in [p.name for p in after.ports]
     assert request.after(before).in_scope == ("eth1",)
@@ -264,9 +263,7 @@ async def test_a_port_stays_in_scope_in_a_new_reading_process_if_the_route_moves
 async def test_an_excluded_port_stays_so_over_a_restart_of_the_daemon(tmp_path):
     """Its interface, by which it is excluded, has moved into the network of a container."""
     tree = Tree(tmp_path)
-    device = tree.pci("0000:00/0000:00:01.0")
-    port = tree.rdma("mlx5_0", device, layer="Ethernet")
-    tree.interface("eth1", device)
+    port = tree.roce(1)
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
     context = Context(tmp_path, poll_s=0.01, down_hold_s=0.0, exclude=("eth1",), **roots)
     polls = asyncio.Queue()
@@ -282,8 +279,8 @@ async def test_an_excluded_port_stays_so_over_a_restart_of_the_daemon(tmp_path):
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
         assert quiet
-        shutil.rmtree(tree.sys / "class/net/eth1", ignore_errors=True)
-        shutil.rmtree(tree.sys / device / "net", ignore_errors=True)
+        if states == ["4: ACTIVE"]:
+            tree.move_interface_away(1)
 
 
 async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path):

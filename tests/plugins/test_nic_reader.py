@@ -189,14 +189,11 @@ def test_a_port_stays_in_or_out_of_scope_by_its_interface_when_that_has_vanished
     """Both ports lose theirs, as into the network of a container. A new reader gets the names."""
     scope = ScopeReading(interfaces=("eth0", "eth1"), exclude=("eth1",))
     for number in range(2):
-        device = tree.pci(f"0000:0{number}/0000:0{number}:01.0")
-        tree.rdma(f"mlx5_{number}", device, guid=f"b8ce:f603:00a1:000{number}", layer="Ethernet")
-        tree.interface(f"eth{number}", device)
+        tree.roce(number)
     reader = NicReader(scope, RULES, tree.sys, tree.proc)
     before = reader.read()
     for number in range(2):
-        tree.remove(f"class/net/eth{number}")
-        tree.remove(f"devices/pci0000:0{number}/0000:0{number}:01.0/net/eth{number}")
+        tree.move_interface_away(number)
     last = {port.identity: port.interface for port in (*before.ports, *before.outside)}
     again = NicReader(scope, RULES, tree.sys, tree.proc, interfaces=last)
     found = [before, reader.read(), again.read()]
