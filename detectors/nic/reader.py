@@ -114,8 +114,7 @@ class NicReader:
                 continue
             for number in _names(f"{folder}/ports"):
                 port = self._placed(device, number, interfaces)
-                names = (port.name, port.interface) if port.interface else (port.name,)
-                if self._wanted(names, port.interface in default):
+                if self._wanted(port.names, port.interface in default):
                     yield self._rdma_port(port, device, number, nodes.get(port.name, ()))
                 else:
                     outside.append(port)
@@ -152,7 +151,7 @@ class NicReader:
             up=up,
             state=", ".join(filter(None, (state, phys))),
             rate_mb=_ib_rate(_text(f"{port}/rate")) if up else None,
-            counters=self._values((placed.name, interface), places),
+            counters=self._values(placed.names, places),
             nodes=nodes,
             near=self._near(f"{folder}/device"),
         )
@@ -164,7 +163,7 @@ class NicReader:
             self._interfaces[identity] = found
             return found
         last = self._interfaces.get(identity, "")
-        # An interface of that name belongs to another port now.
+        # There was none, or an interface of that name belongs to another port now.
         return "" if os.path.exists(f"{self._net}/{last}") else last
 
     def _interface_now(self, interfaces: list[str], number: str) -> str:

@@ -42,6 +42,11 @@ class Port(NamedTuple):
     near: tuple[str, ...] = ()
     """The nearest GPUs in the PCI tree, as ``pci:0000:3b:00.0``."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What patterns of the configuration are compared with."""
+        return (self.name, self.interface) if self.interface else (self.name,)
+
 
 class Seen(NamedTuple):
     """What is remembered of the port of an RDMA device, in scope or not."""

@@ -36,7 +36,8 @@ JOB = Path(__file__).with_name("job.py")
 UNLIMITED_RESTARTS = 1_000_000
 LAST_FRACTION, LAST_STEPS = 0.1, 60
 """Once fewer steps than this fraction, or this number, are left before the one at which the job
-waits, the other scenarios are played on a new cluster: here one might wait for steps in vain."""
+waits, the other scenarios are played on a new cluster: on this one they might wait for steps in
+vain."""
 
 
 class CampaignStage:

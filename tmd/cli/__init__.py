@@ -40,7 +40,7 @@ from tmd.core.values.reasons import os_reason
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 UNREACHABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR)
-"""Errors about a path that the user has named, or in which the command was started."""
+"""Errors about a path that the user has named, or about the folder in which the command runs."""
 
 LAZY = {
     "advise": (

@@ -96,7 +96,8 @@ def check(config: ConfigOption = None) -> None:
     file = find_file(config)
     if file is None:
         remedy = "'tmd config init' writes one, --config names another"
-        say(f"tmd: only the environment: there is no {DEFAULT_FILE}; {remedy}", err=True)
+        text = f"there is no {DEFAULT_FILE}; only the environment is checked: {remedy}"
+        say(f"tmd: {text}", err=True)
     settings = load(config)
     refuse_exposed(file)
     settings.secret()

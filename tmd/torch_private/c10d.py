@@ -20,8 +20,8 @@ def error_of(work: Work) -> object | None:
 
 def keep_flight_recorder_off(backend: str) -> None:
     """Keep torch from attaching its flight recorder to groups of ``backend``, for groups that are
-    implemented in Python: it reads a group's name in C++, where they have none. Nothing is to be
-    done before torch 2.15, which attaches it to every other backend."""
+    implemented in Python: it reads a group's name in C++, where they have none. Before torch 2.15
+    this has no effect, since torch attaches no recorder."""
     recorded: set[str] = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
     recorded.add(backend)
 

@@ -25,12 +25,12 @@ from tmd.fabric.topology import folded
 from tmd.fabric.transfer import SEGMENT
 
 CHUNK = 8 << 20
-"""Most bytes of a chunk..."""
+"""Most bytes of a chunk among a few ranks."""
 CHUNK_OF_A_RANK = 2 << 20
-"""...but for each rank this many: with small chunks ranks would wait more for each other than for
-data."""
+"""A chunk among many ranks has up to this many bytes for each of them. In smaller ones they would
+wait more for each other than for data."""
 CHUNKS = 16
-"""Most chunks of a tensor."""
+"""Most chunks of a tensor: those of a very large one are larger."""
 
 
 def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = None) -> None:
@@ -60,7 +60,7 @@ def _chunks(flat: Tensor, size: int) -> Iterator[Span]:
 
 
 def _partial_sums(op: Op, length: int) -> int:
-    """Of a chunk of ``length`` elements, the most of which this rank holds partial sums."""
+    """How many elements of a chunk of ``length`` this rank holds partial sums of, at most."""
     core = folded(op.size)
     if op.rank + core < op.size:  # another rank folds into this one
         return length
