@@ -121,12 +121,11 @@ def set_healthy(
         await store.declare_healthy(request)
         say(f"{host} declared healthy" + (f" of {code}" if code else ""))
         status = view.host(host)
-        raised = {alert.code for alert in status.alerts} if status else {code}
-        if code and code not in raised:
+        if status is None:
+            say(f"{host} has no heartbeat: its daemon gets this when it is back", err=True)
+        elif code and code not in (raised := {alert.code for alert in status.alerts}):
             others = ", ".join(sorted(raised)) or "none"
             say(f"tmd: no finding {code} is raised on {host} now; raised: {others}", err=True)
-        if view.host(host) is None:
-            say(f"{host} has no heartbeat: its daemon gets this when it is back", err=True)
 
     with_store(config, ask)
 
