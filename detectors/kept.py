@@ -16,14 +16,14 @@ from tmd.plugin import Signal, os_reason
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Kept(Struct, frozen=True):
+class KeptUntilBoot(Struct, frozen=True):
     """A value that is valid until the host boots again."""
 
     boot: str = ""
     """The boot in which it was saved: :func:`boot_id`."""
 
 
-Memory = TypeVar("Memory", bound=Kept)
+Memory = TypeVar("Memory", bound=KeptUntilBoot)
 
 
 def boot_id() -> str:
@@ -43,7 +43,7 @@ def recall(file: Path, kind: type[Memory], boot: str) -> Memory:
     return kept if kept.boot == boot else kind(boot)
 
 
-def keep(file: Path, memory: Kept) -> None:
+def keep(file: Path, memory: KeptUntilBoot) -> None:
     """Replace the file atomically.
 
     Raises:

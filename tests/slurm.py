@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.marks import program
-from tmd.core.planning.slurm import SINFO_FORMAT, Node, nodes_of
+from tmd.core.planning.slurm import SINFO_FORMAT, SlurmNode, nodes_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "slurm"
 WITHIN_S = 30.0
@@ -114,7 +114,7 @@ def until(condition: Any, logs: Path) -> None:
         time.sleep(0.05)
 
 
-def sinfo(found: dict[str, str]) -> list[Node]:
+def sinfo(found: dict[str, str]) -> list[SlurmNode]:
     """All nodes, also hidden ones, by name."""
     done = subprocess.run(
         ["sinfo", "--all", "--Node", "--noheader", "--format", SINFO_FORMAT],

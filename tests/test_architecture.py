@@ -4,6 +4,8 @@ import ast
 import statistics
 import sys
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -38,6 +40,39 @@ def test_functions_stay_short() -> None:
     }
 
     assert long == {}
+
+
+MIRRORED = {"Trainer"}
+"""Classes that have the name of the framework's own, by which scripts import them."""
+
+
+def public_types(file: Path) -> Iterator[str]:
+    """Public classes, and public aliases of types, at the top level of ``file``."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = "" if is_type_variable(node.value) else node.targets[0].id
+        else:
+            continue
+        if name[:1].isupper() and not name.isupper():
+            yield name
+
+
+def is_type_variable(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "TypeVar"
+
+
+def test_no_two_public_types_have_one_name() -> None:
+    """A reader who searches for a name finds one definition."""
+    found = defaultdict(list)
+    for file in PRODUCT:
+        for name in public_types(file):
+            found[name].append(str(file.relative_to(ROOT)))
+
+    assert len(found) > 700
+    assert {n: files for n, files in found.items() if len(files) > 1 and n not in MIRRORED} == {}
+    assert {n for n in MIRRORED if len(found[n]) < 2} == set()
 
 
 def test_every_package_is_packaged() -> None:

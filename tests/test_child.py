@@ -66,7 +66,6 @@ PROBES = {
         "    assert await ask(Question(paths=('/',), drivers=()), 30.0) is not None\n"
     ),
     "nic": (
-        "from tmd_detectors.nic.child import Request\n"
         "from tmd_detectors.nic.detector import NicConfig\n"
         "from tmd_detectors.nic.probe import NicProbe\n"
         "async def use():\n"

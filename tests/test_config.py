@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from tmd.config import DEEPEST, Settings, find_file, load
-from tmd.core.alerts.findings import Rules
+from tmd.core.alerts.findings import FindingRules
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import Strategy
@@ -402,7 +402,7 @@ def test_a_misspelt_key_beside_the_policies_is_no_policy(write):
 def test_triage_is_set_up_per_detector_and_for_all(write):
     settings = load(write("[triage]\nrepeats = 5\nwindow_h = 2\n[detectors.nic]\nhold_s = 7"))
 
-    assert settings.triage.rules(settings.detector("nic")) == Rules(7.0, 5, 7200.0)
+    assert settings.triage.rules(settings.detector("nic")) == FindingRules(7.0, 5, 7200.0)
     assert settings.triage.rules(settings.detector("xid")).hold_s == 0
 
 

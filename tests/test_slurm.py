@@ -17,10 +17,10 @@ import pytest
 from tests.slurm import EXAMPLES, asked, scontrol, sinfo, slurm, until
 from tests.test_cli import tmd
 from tests.values import alert
-from tmd.cli.slurm import Synchronizer
+from tmd.cli.slurm import SlurmSynchronizer
 from tmd.config import parse
 from tmd.core.alerts.findings import DECLARED
-from tmd.core.planning.slurm import Changes, Node, Rules
+from tmd.core.planning.slurm import SlurmChanges, SlurmNode, SlurmRules
 from tmd.core.values.errors import Conflict
 from tmd.core.values.model import Alert, ClusterView, HostStatus, Severity, Strategy
 from tmd.core.values.requests import DrainRequest
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield found
 
 
-def pair(found: dict[str, str]) -> list[Node]:
+def pair(found: dict[str, str]) -> list[SlurmNode]:
     """The two nodes with a daemon."""
     return [node for node in sinfo(found) if node.name != "n3"]
 
@@ -275,8 +275,8 @@ async def test_a_drain_that_an_operator_sets_while_the_verb_looks_stays() -> Non
     """Neither withdrawn nor replaced: the verb changes only what it has seen."""
     store = MemoryStore().client()
     await store.drain(DrainRequest("n1", "seen", by="slurm: disk"))
-    found = Changes(drain=(("n2", "slurm: disk"),), undrain=("n1",))
-    synchronizer = Synchronizer(store, Rules(), leave=False)
+    found = SlurmChanges(drain=(("n2", "slurm: disk"),), undrain=("n1",))
+    synchronizer = SlurmSynchronizer(store, SlurmRules(), leave=False)
     steps = list(synchronizer.steps(found, await store.snapshot()))
     theirs = tuple(DrainRequest(host, "ann", by="ann") for host in ("n1", "n2"))
     for request in theirs:

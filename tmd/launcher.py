@@ -70,7 +70,7 @@ class LaunchSpec(Struct, frozen=True):
     log_dir: Path | None = None
 
 
-class Child(NamedTuple):
+class RunningWorker(NamedTuple):
     """A running worker."""
 
     worker: str
@@ -84,7 +84,7 @@ class Launcher:
     def __init__(self, spec: LaunchSpec) -> None:
         self._spec = spec
         self._selector = selectors.DefaultSelector()
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, RunningWorker] = {}
         self._restarts = [Restarts()] * spec.local_size
         self._due: dict[int, float] = {}
         """Slots to restart, and the time."""
@@ -132,7 +132,7 @@ class Launcher:
         log_file = spec.log_dir and spec.log_dir / f"{worker.replace('/', '_')}.log"
         process, pidfd = start(spec.command, self._environment(worker, slot), log_file)
         self._awaited[worker] = time.monotonic() + JOIN_S
-        self._children[pidfd] = Child(worker, slot, process)
+        self._children[pidfd] = RunningWorker(worker, slot, process)
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
         self._introduce()
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta, structs
 
 from tmd.core.alerts.breaker import BreakerRules
-from tmd.core.alerts.findings import Rules
+from tmd.core.alerts.findings import FindingRules
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits, ShadowGoals, ShadowLimits
 from tmd.core.values.model import Strategy
@@ -145,8 +145,8 @@ class Triage(Section, frozen=True):
     window_h: Positive = 168.0
     """The window, in hours."""
 
-    def rules(self, detector: DetectorSection) -> Rules:
-        return Rules(detector.hold_s, self.repeats, self.window_h * 3600)
+    def rules(self, detector: DetectorSection) -> FindingRules:
+        return FindingRules(detector.hold_s, self.repeats, self.window_h * 3600)
 
 
 class InjectSection(Section, frozen=True):

@@ -14,7 +14,7 @@ from .reader import NicReader
 from .snapshot import ScopeReading, Snapshot
 
 
-class Request(NamedTuple):
+class ReaderArguments(NamedTuple):
     """The arguments of the process."""
 
     scope: ScopeReading
@@ -25,7 +25,7 @@ class Request(NamedTuple):
     """See :class:`NicReader`."""
     in_scope: tuple[str, ...] = ()
 
-    def after(self, snapshot: Snapshot) -> Request:
+    def after(self, snapshot: Snapshot) -> ReaderArguments:
         """For a process that goes on after this one, whose last answer was ``snapshot``."""
         interfaces = {port.identity: port.interface for port in snapshot.there if port.interface}
         return self._replace(
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 def main(argument: str) -> None:
-    request = Request(*json.loads(argument))
+    request = ReaderArguments(*json.loads(argument))
     request = request._replace(scope=ScopeReading(*request.scope))
     reader = NicReader(*request)
     while os.read(0, 1):

@@ -17,13 +17,13 @@ from tmd.plugin import (
 )
 
 from ..trouble import Trouble
-from .child import Request
+from .child import ReaderArguments
 from .counters import RULES
 from .judge import NicRules
 from .links import LinkLimits
 from .memory import RememberedPorts
 from .probe import NicProbe
-from .snapshot import ScopeReading, Seen
+from .snapshot import ScopeReading, SeenPort
 
 UNREADABLE = "nic.unreadable"
 HANGS = "the state of the network ports cannot be read: a driver does not answer"
@@ -86,11 +86,11 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
             expect=self.expect, named=self.interfaces, quiet_s=self.quiet_s, links=links
         )
 
-    def request(self, seen: Mapping[str, Seen]) -> Request:
+    def request(self, seen: Mapping[str, SeenPort]) -> ReaderArguments:
         """What the probe needs: the settings, and the interfaces of ports that were ``seen``."""
         scope = ScopeReading(self.interfaces, self.exclude, self.no_counters)
         interfaces = {identity: port.interface for identity, port in seen.items()}
-        return Request(scope, tuple(RULES), self.sys_root, self.proc_root, interfaces)
+        return ReaderArguments(scope, tuple(RULES), self.sys_root, self.proc_root, interfaces)
 
 
 class NicDetector(Detector):

@@ -11,7 +11,7 @@ from tmd.plugin import Severity, Signal, State
 
 from .counters import CounterHistory, NicFinding
 from .links import DOWN, LinkHistory, LinkLimits
-from .snapshot import Medium, Port, Seen, Snapshot
+from .snapshot import Medium, Port, SeenPort, Snapshot
 
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
@@ -100,7 +100,7 @@ class NicFindings:
         self,
         rules: NicRules,
         known: Iterable[KnownPort] = (),
-        seen: Mapping[str, Seen] | None = None,
+        seen: Mapping[str, SeenPort] | None = None,
     ) -> None:
         """``known``: ports that have been up since the host booted. ``seen``: all of RDMA devices,
         by identity."""
@@ -113,7 +113,7 @@ class NicFindings:
                 each.name,
                 each.identity,
                 each.medium,
-                interface=self.seen.get(each.identity, Seen()).interface,
+                interface=self.seen.get(each.identity, SeenPort()).interface,
                 card=each.card,
             )
             self._ports[each.identity] = memory = _Memory(port, rules, was_up=True)

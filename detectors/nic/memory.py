@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tmd.plugin import Signal
 
-from ..kept import Kept, KeptFile
+from ..kept import KeptFile, KeptUntilBoot
 from .judge import KnownPort, NicFindings, NicRules
-from .snapshot import Seen, Snapshot
+from .snapshot import SeenPort, Snapshot
 
 NOT_KEPT = "nic.ports_not_kept"
 RISK = (
@@ -18,10 +18,10 @@ RISK = (
 )
 
 
-class NicMemory(Kept, frozen=True):
+class NicMemory(KeptUntilBoot, frozen=True):
     ports: tuple[KnownPort, ...] = ()
     """The ports that have been up since the host booted."""
-    seen: dict[str, Seen] = {}
+    seen: dict[str, SeenPort] = {}
     """All ports of RDMA devices, by identity."""
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tmd.plugin import Child, bare_python
 
-from .child import Request
+from .child import ReaderArguments
 from .snapshot import Snapshot
 
 CHILD = Path(__file__).with_name("child.py")
@@ -27,7 +27,7 @@ ABANDONED = 3
 class NicProbe:
     """Owns the child. Closed by :meth:`close`."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ReaderArguments) -> None:
         self._request = request
         self._child: Child | None = None
         self._buffer = b""

@@ -48,7 +48,7 @@ class Port(NamedTuple):
         return (self.name, self.interface) if self.interface else (self.name,)
 
 
-class Seen(NamedTuple):
+class SeenPort(NamedTuple):
     """What is remembered of the port of an RDMA device, in scope or not."""
 
     interface: str = ""
@@ -70,9 +70,9 @@ class Snapshot(NamedTuple):
         """All ports."""
         return (*self.ports, *self.outside)
 
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, SeenPort]:
         """The ports of RDMA devices, by identity."""
-        return {p.identity: Seen(p.interface, p.instance) for p in self.there if p.instance}
+        return {p.identity: SeenPort(p.interface, p.instance) for p in self.there if p.instance}
 
 
 class ScopeReading(NamedTuple):

@@ -45,14 +45,14 @@ class KnownGpu(Struct, frozen=True):
     links: tuple[int, ...] = ()
     """NVLinks that have been up."""
     settled: int | None = None
-    """As in :class:`History`."""
+    """As in :class:`GpuHistory`."""
 
 
 Holds = dict[str, NvmlFinding | None]
 """Code -> finding; ``None``: none. A missing code was not checked."""
 
 
-class History:
+class GpuHistory:
     """State of one GPU kept between readings."""
 
     def __init__(self, known: KnownGpu | None = None) -> None:
@@ -83,7 +83,7 @@ class Judge:
         """``gpus``: the expected number, 0 if unknown. ``known``: those shown in this boot."""
         self._gpus = gpus
         self._reported: dict[tuple[str, str], NvmlFinding] = {}
-        self._histories = {gpu.pci: History(gpu) for gpu in known}
+        self._histories = {gpu.pci: GpuHistory(gpu) for gpu in known}
         self._shown = set(self._histories)
         """GPUs that NVML has shown since the host booted."""
         self._gone: set[str] = set()
@@ -171,12 +171,12 @@ class Judge:
             return NvmlFinding(Severity.FATAL, "NVML no longer shows it; reboot and inspect")
         return NvmlFinding(Severity.WARNING, "sysfs shows it, NVML does not")
 
-    def _history(self, entity: str) -> History:
-        return self._histories.setdefault(entity, History())
+    def _history(self, entity: str) -> GpuHistory:
+        return self._histories.setdefault(entity, GpuHistory())
 
     # --- one GPU ----------------------------------------------------------------------------------
 
-    def _about_gpu(self, gpu: Gpu, known: History, now: float) -> Holds:
+    def _about_gpu(self, gpu: Gpu, known: GpuHistory, now: float) -> Holds:
         holds: Holds = {}
         code = next((c for c in gpu.codes.values() if c in BROKEN), None)
         passing = code == UNKNOWN and not known.steady("unknown", code == UNKNOWN)
@@ -235,7 +235,7 @@ def _recovery(action: int) -> NvmlFinding | None:
     return NvmlFinding(severity, f"the driver asks for {meaning}")
 
 
-def _memory(gpu: Gpu, known: History) -> Holds:
+def _memory(gpu: Gpu, known: GpuHistory) -> Holds:
     holds: Holds = {}
     messages = (
         "a row remap waits for a GPU reset; reset it at the next window",
@@ -251,7 +251,7 @@ def _memory(gpu: Gpu, known: History) -> Holds:
     return holds
 
 
-def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
+def _uncorrected(count: int, gpu: Gpu, known: GpuHistory) -> Holds:
     """The first reading is the baseline; a smaller one means that a reset restarted the count."""
     before, known.uncorrected = known.uncorrected, count
     if before is None or count < before:
@@ -265,7 +265,7 @@ def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
     return {"nvml.ecc": NvmlFinding(severity, f"{more} uncorrectable ECC errors; reset", more)}
 
 
-def _heat(gpu: Gpu, known: History, now: float) -> Holds:
+def _heat(gpu: Gpu, known: GpuHistory, now: float) -> Holds:
     holds: Holds = {}
     if gpu.reasons is not None:
         if gpu.reasons & SLOWED:
@@ -295,7 +295,7 @@ def _heat(gpu: Gpu, known: History, now: float) -> Holds:
     return holds
 
 
-def _links(gpu: Gpu, known: History) -> Holds:
+def _links(gpu: Gpu, known: GpuHistory) -> Holds:
     holds: Holds = {}
     if gpu.links:
         known.up |= {link for link, up in gpu.links.items() if up}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tmd.plugin import Signal
 
-from ..kept import Kept, KeptFile
+from ..kept import KeptFile, KeptUntilBoot
 from .judge import Judge, KnownGpu
 from .report import NvmlReport
 
@@ -18,7 +18,7 @@ RISK = (
 )
 
 
-class NvmlMemory(Kept, frozen=True):
+class NvmlMemory(KeptUntilBoot, frozen=True):
     gpus: tuple[KnownGpu, ...] = ()
     """The GPUs that NVML has shown since the host booted."""
 

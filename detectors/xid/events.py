@@ -32,7 +32,7 @@ ABANDONED = 3
 FAREWELL_S = 1.0
 _CHUNK = 65_536
 
-Child = subprocess.Popen[bytes]
+ListenerProcess = subprocess.Popen[bytes]
 
 
 def why_not(library: str = LIBRARY) -> str | None:
@@ -50,8 +50,8 @@ class Events:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._wait_ms = str(int(1000 * min(LONGEST_WAIT_S, deadline_s / 4)))
-        self._child: Child | None = None
-        self._abandoned: list[Child] = []
+        self._child: ListenerProcess | None = None
+        self._abandoned: list[ListenerProcess] = []
         self._buffer = b""
         self._spoke = 0.0
         self._next = float("-inf")
@@ -153,7 +153,7 @@ class Events:
         self._abandoned.append(child)
 
 
-async def _end_of(child: Child) -> None:
+async def _end_of(child: ListenerProcess) -> None:
     if child.poll() is not None:
         return
     fd = os.pidfd_open(child.pid)

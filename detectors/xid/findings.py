@@ -27,7 +27,7 @@ DIRECTIVE = 154
 LINK = 74
 CONFIRMED = "an NVML event reports it as well"
 
-Key = tuple[str, int]
+XidKey = tuple[str, int]
 """PCI address and XID."""
 
 
@@ -54,7 +54,7 @@ class XidFindings:
         self._met: dict[tuple[str, int], dict[int, float]] = {}
         for met in memory.met:
             self._met.setdefault((met.pci, met.xid), {})[met.pid] = met.at
-        self._standing: dict[Key, XidFinding] = {
+        self._standing: dict[XidKey, XidFinding] = {
             _key(s): XidFinding(s, at=float("-inf"), seen=now) for s in memory.standing
         }
 
@@ -188,7 +188,7 @@ class XidFindings:
             if key[0] == fault.pci and (cured or key[1] == cancels):
                 yield from self._clear(key, f"cleared by XID {fault.xid}")
 
-    def _clear(self, key: Key, why: str) -> Iterator[Signal]:
+    def _clear(self, key: XidKey, why: str) -> Iterator[Signal]:
         """End a finding, unless an operator has declared it over since the last signal."""
         known = self._standing.pop(key, None)
         if known is not None:
@@ -223,5 +223,5 @@ def _near(one: float, other: float) -> bool:
     return abs(one - other) <= COMPANION_S
 
 
-def _key(signal: Signal) -> Key:
+def _key(signal: Signal) -> XidKey:
     return signal.entity.removeprefix("pci:"), int(signal.code.removeprefix("xid."))

@@ -25,7 +25,7 @@ NOWHERE = 0xFFFFFFFF
 """No MIG instance."""
 
 
-class Failed(Exception):
+class CallFailed(Exception):
     """A call failed that is required to receive events."""
 
 
@@ -33,7 +33,7 @@ def main(wait_ms: str) -> None:
     with suppress(BrokenPipeError):
         try:
             _listen(int(wait_ms))
-        except Failed as error:
+        except CallFailed as error:
             _send(XidEvent(ended=str(error)))
 
 
@@ -42,7 +42,7 @@ def _listen(wait_ms: int) -> None:
     events = _call(nvml.nvmlEventSetCreate)
     names, deaf = _registered(events)
     if not names:
-        raise Failed("; ".join(deaf) or "the driver shows no GPU")
+        raise CallFailed("; ".join(deaf) or "the driver shows no GPU")
     _send(XidEvent(gpus=len(names), deaf=tuple(deaf)))
     while True:
         _send(_waited(events, names, wait_ms))
@@ -61,10 +61,10 @@ def _registered(events: Any) -> tuple[dict[int, str], list[str]]:
             pci = _pci(_call(nvml.nvmlDeviceGetPciInfo, handle))
             # Older drivers refuse event types that they do not know.
             if not _call(nvml.nvmlDeviceGetSupportedEventTypes, handle) & XID:
-                raise Failed("does not report XIDs")
+                raise CallFailed("does not report XIDs")
             _call(nvml.nvmlDeviceRegisterEvents, handle, XID, events)
             names[_number(handle)] = pci
-        except Failed as error:
+        except CallFailed as error:
             deaf.append(f"GPU {index}: {error}")
     return names, deaf
 
@@ -75,7 +75,7 @@ def _waited(events: Any, names: dict[int, str], wait_ms: int) -> XidEvent:
     except nvml.NVMLError as error:
         if error.value == nvml.NVML_ERROR_TIMEOUT:
             return XidEvent()
-        raise Failed(f"nvmlEventSetWait_v2 returned {error.value}") from None
+        raise CallFailed(f"nvmlEventSetWait_v2 returned {error.value}") from None
     xid = int(event.eventData)
     if not event.eventType & XID or not xid:
         return XidEvent()  # events of other kinds carry no number
@@ -101,7 +101,7 @@ def _call(function: Callable[..., T], *arguments: Any) -> T:
     try:
         return function(*arguments)
     except nvml.NVMLError as error:
-        raise Failed(f"{function.__name__} returned {error.value}") from None
+        raise CallFailed(f"{function.__name__} returned {error.value}") from None
 
 
 def _number(handle: Any) -> int:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from tmd.plugin import Signal
 
-from ..kept import Kept
+from ..kept import KeptUntilBoot
 
 
 class Met(Struct, frozen=True):
@@ -19,7 +19,7 @@ class Met(Struct, frozen=True):
     """Seconds since boot."""
 
 
-class XidMemory(Kept, frozen=True):
+class XidMemory(KeptUntilBoot, frozen=True):
     seq: int | None = None
     """Last judged record."""
     at: float | None = None

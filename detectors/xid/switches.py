@@ -28,7 +28,7 @@ _FABRIC = {
     Fatality.ALWAYS: "it ends the whole fabric of the host",
 }
 
-Key = tuple[str, int]
+SwitchKey = tuple[str, int]
 """PCI address and SXid."""
 
 
@@ -134,7 +134,9 @@ class Switches:
         """Findings that must survive a restart of the daemon."""
         return tuple(s.signal for s in self._standing.values() if s.grave)
 
-    def _raise(self, key: Key, verdict: Judgement, known: SwitchError | None, now: float) -> Signal:
+    def _raise(
+        self, key: SwitchKey, verdict: Judgement, known: SwitchError | None, now: float
+    ) -> Signal:
         pci, sxid = key
         signal = Signal(
             code=f"{PREFIX}{sxid}",
@@ -148,21 +150,21 @@ class Switches:
         self._standing[key] = SwitchError(signal, now, known.links if known is not None else [])
         return structs.replace(signal, count=1 + unreported)
 
-    def _note(self, key: Key, link: int | None) -> None:
+    def _note(self, key: SwitchKey, link: int | None) -> None:
         links = self._standing[key].links
         if link is not None and link not in links and len(links) < LINKS:
             links.append(link)
 
-    def _ended(self, key: Key, fault: SwitchFault) -> Iterator[Signal]:
+    def _ended(self, key: SwitchKey, fault: SwitchFault) -> Iterator[Signal]:
         if key in self._standing:
             yield from self._clear(key, f"cleared by SXid {fault.sxid}")
 
-    def _clear(self, key: Key, why: str) -> Iterator[Signal]:
+    def _clear(self, key: SwitchKey, why: str) -> Iterator[Signal]:
         """End a finding, unless an operator has declared it over since the last signal."""
         known = self._standing.pop(key, None)
         if known is not None:
             yield structs.replace(known.signal, state=State.CLEARED, message=why)
 
 
-def _key(signal: Signal) -> Key:
+def _key(signal: Signal) -> SwitchKey:
     return signal.entity.removeprefix(ENTITY), int(signal.code.removeprefix(PREFIX))

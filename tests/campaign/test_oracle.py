@@ -1,13 +1,13 @@
 """A disturbed run against the undisturbed one."""
 
 from tests.campaign.values import observed, plan
-from tmd.campaign.oracle import Run, differences, repeated
+from tmd.campaign.oracle import JobRun, differences, repeated
 from tmd.demo.report import DemoTrace
 
 
-def run(losses: dict[tuple[int, int], str], weights: str = "w", undone=()) -> Run:
+def run(losses: dict[tuple[int, int], str], weights: str = "w", undone=()) -> JobRun:
     commits = {key: {"loss": loss, "epoch": 1, "at": 0.0} for key, loss in losses.items()}
-    return Run(DemoTrace(commits, tuple(undone)), {"0": weights})
+    return JobRun(DemoTrace(commits, tuple(undone)), {"0": weights})
 
 
 GOLDEN = run({(0, 0): "a", (0, 1): "b", (0, 2): "c"})

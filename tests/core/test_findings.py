@@ -11,9 +11,9 @@ from tmd.core.alerts.findings import (
     TRIAGE,
     FindingKey,
     FindingMemory,
+    FindingRules,
     Origin,
     Raise,
-    Rules,
     ban,
     is_of_host,
 )
@@ -45,7 +45,7 @@ def test_a_remark_and_what_is_about_a_worker_say_nothing_of_the_host(
 
 def test_a_ban_names_the_finding_how_often_it_came_and_how_to_lift_it() -> None:
     """It is advice: no policy moves a rank because of it."""
-    origin = Origin("h1", "nvml", Strategy.ACT, Rules(repeats=3, window_s=2 * DAY_S))
+    origin = Origin("h1", "nvml", Strategy.ACT, FindingRules(repeats=3, window_s=2 * DAY_S))
     cause = alert(code="nvml.ecc", entity="gpu:0")
     made = ban(origin, cause, 3, 77.0)
 

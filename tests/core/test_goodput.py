@@ -7,8 +7,8 @@ from msgspec import structs
 
 from tests.values import failover, member, plan, record, worker
 from tmd.core.planning.goodput import (
-    Loss,
     LossCause,
+    LostTime,
     PhaseTime,
     ended,
     losses,
@@ -97,19 +97,21 @@ def test_the_interrupted_step_counts_from_the_last_commit_of_a_survivor():
     """What the dead worker reported says nothing; it may have stood for long."""
     view = ClusterView(hosts=(host("h1", stands_s=3.0), host("h2", stands_s=0.5)))
 
-    assert losses(RECORD, in_plan(LOSS), view) == (Loss(LossCause.INTERRUPTED_STEP, 6.0),)
+    assert losses(RECORD, in_plan(LOSS), view) == (LostTime(LossCause.INTERRUPTED_STEP, 6.0),)
     assert losses(in_plan(LOSS), in_plan(LOSS), view) == ()
 
 
 def test_a_survivor_that_is_not_heard_from_adds_nothing():
-    assert losses(RECORD, in_plan(LOSS), ClusterView()) == (Loss(LossCause.INTERRUPTED_STEP, 0.0),)
+    assert losses(RECORD, in_plan(LOSS), ClusterView()) == (
+        LostTime(LossCause.INTERRUPTED_STEP, 0.0),
+    )
 
 
 def test_repeated_steps_count_once_when_the_rollback_is_ordered():
     view = ClusterView(hosts=(host("h1", step_seconds=2.0), host("h2", step_seconds=4.0)))
     back = in_plan(structs.replace(LOSS, rollback=Rollback(step=10, repeats=5)))
 
-    assert losses(in_plan(LOSS), back, view) == (Loss(LossCause.REPEATED_STEPS, 30.0),)
+    assert losses(in_plan(LOSS), back, view) == (LostTime(LossCause.REPEATED_STEPS, 30.0),)
     assert losses(back, back, view) == ()
 
 

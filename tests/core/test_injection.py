@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from tmd.core.alerts.findings import BANNED, Origin, Rules
+from tmd.core.alerts.findings import BANNED, FindingRules, Origin
 from tmd.core.alerts.injection import (
     MARK,
     foretold,
@@ -17,7 +17,7 @@ from tmd.core.alerts.injection import (
     unended,
 )
 from tmd.core.alerts.reconfiguration import with_strategy
-from tmd.core.alerts.triage import Board, fold
+from tmd.core.alerts.triage import FindingsBoard, fold
 from tmd.core.values.model import Severity, Signal, State, Strategy
 
 KNOWN = ("nic", "xid")
@@ -65,7 +65,7 @@ def test_an_injected_finding_is_marked():
 
 def test_an_injected_finding_never_affects_a_real_one():
     """One code and entity, found and injected, makes two findings."""
-    board, _ = folded(Board(), SIGNAL, OURS, 1)
+    board, _ = folded(FindingsBoard(), SIGNAL, OURS, 1)
     board, real = folded(board, SIGNAL, REAL, 2)
     board, over = folded(board, structs.replace(SIGNAL, state=State.CLEARED), OURS)
 
@@ -75,19 +75,19 @@ def test_an_injected_finding_never_affects_a_real_one():
 
 
 def test_repeated_injections_ban_no_host():
-    rules = Rules(repeats=2)
+    rules = FindingRules(repeats=2)
     origin = structs.replace(OURS, rules=forgetful(rules))
-    board = Board()
+    board = FindingsBoard()
     for number in range(4):
         board, _ = folded(board, SIGNAL, origin, number)
         board, _ = folded(board, structs.replace(SIGNAL, state=State.CLEARED), origin)
 
-    assert board == Board()
+    assert board == FindingsBoard()
 
 
 def test_an_injected_finding_has_its_detectors_hold_time_and_forecast():
-    origin = structs.replace(OURS, rules=forgetful(Rules(hold_s=5.0, repeats=3)))
-    board, early = folded(Board(), SIGNAL, origin)
+    origin = structs.replace(OURS, rules=forgetful(FindingRules(hold_s=5.0, repeats=3)))
+    board, early = folded(FindingsBoard(), SIGNAL, origin)
     alert = foretold(board, SIGNAL, origin, now=1.0)
 
     assert early == ()
@@ -97,7 +97,7 @@ def test_an_injected_finding_has_its_detectors_hold_time_and_forecast():
 
 def test_injected_findings_are_found_by_code_and_entity():
     nic = Signal("nic.down", "nic:eth0", Severity.DEGRADED)
-    board, _ = folded(Board(), SIGNAL, OURS, 1)
+    board, _ = folded(FindingsBoard(), SIGNAL, OURS, 1)
     board, _ = folded(board, nic, structs.replace(OURS, detector=injector("nic")), 2)
     board, _ = folded(board, SIGNAL, REAL, 3)
 
@@ -109,16 +109,16 @@ def test_injected_findings_are_found_by_code_and_entity():
 
 
 def test_a_changed_strategy_of_the_detector_applies_to_injected_findings():
-    board, _ = folded(Board(), SIGNAL, OURS)
+    board, _ = folded(FindingsBoard(), SIGNAL, OURS)
     board = with_strategy(board, "xid", Strategy.OBSERVE)
 
     assert [a.strategy for a in board.alerts] == [Strategy.OBSERVE]
 
 
 def test_injected_alerts_without_an_end_are_found():
-    board, first = folded(Board(), SIGNAL, OURS, 1)
+    board, first = folded(FindingsBoard(), SIGNAL, OURS, 1)
     _, over = folded(board, structs.replace(SIGNAL, state=State.CLEARED), OURS)
-    _, second = folded(Board(), SIGNAL, OURS, 2)
-    _, real = folded(Board(), SIGNAL, REAL, 3)
+    _, second = folded(FindingsBoard(), SIGNAL, OURS, 2)
+    _, real = folded(FindingsBoard(), SIGNAL, REAL, 3)
 
     assert unended([*first, *over, *second, *real]) == list(second)

@@ -6,7 +6,14 @@ import pytest
 from msgspec import structs
 
 from tests.values import alert, member, plan, record
-from tmd.core.planning.kubernetes import Changes, Condition, Node, NodeDrain, Rules, changes
+from tmd.core.planning.kubernetes import (
+    Condition,
+    KubernetesChanges,
+    KubernetesNode,
+    KubernetesRules,
+    NodeDrain,
+    changes,
+)
 from tmd.core.planning.scheduler_drains import observed
 from tmd.core.values.model import (
     ClusterView,
@@ -22,7 +29,7 @@ from tmd.core.values.requests import DrainRequest
 from tmd.testing.clients import worker_status
 
 RUNBOOK = "https://docs/runbook"
-RULES = Rules(RUNBOOK, hosts_share=1.0)
+RULES = KubernetesRules(RUNBOOK, hosts_share=1.0)
 FAULT = alert(code="nvml.ecc", severity=Severity.FATAL, strategy=Strategy.ACT, message="row\nbad")
 BAN = alert(code="host.banned", severity=Severity.WARNING, message="came back")
 WELL = Condition("True", "NoFinding", "tmd holds the host fit for ranks", "t0")
@@ -49,7 +56,7 @@ def agreed(view, nodes, asked=(), *, now=5000.0, rules=RULES):
 
 
 def node(name, *, condition=WELL, **parts):
-    return Node(name, f"uid-{name}", condition=condition, **parts)
+    return KubernetesNode(name, f"uid-{name}", condition=condition, **parts)
 
 
 # --- from Kubernetes to tmd -----------------------------------------------------------------------
@@ -131,7 +138,7 @@ def test_a_node_without_tmd_is_left_alone():
     other = node("other", cordoned=True, condition=None)
     found = agreed(view(host("n1")), [node("n1"), other], (foreign,))
 
-    assert found == Changes(problems=found.problems)
+    assert found == KubernetesChanges(problems=found.problems)
     assert found.problems == (
         "DrainRequest nvsentinel/d1 is left alone: node other has no host of tmd",
     )
@@ -160,7 +167,7 @@ def test_a_short_name_means_its_only_host():
 def test_where_room_is_short_a_drain_request_comes_before_a_cordon():
     nodes = [node("n1", cordoned=True), node("n2", cordoned=True)]
     order = structs.replace(ASKED, node="n2")
-    found = agreed(view(host("n1"), host("n2")), nodes, (order,), rules=Rules(RUNBOOK))
+    found = agreed(view(host("n1"), host("n2")), nodes, (order,), rules=KubernetesRules(RUNBOOK))
 
     assert [name for name, _ in found.drain] == ["n2"]
     assert found.problems[0].startswith("host n1 is not drained yet: ")
@@ -191,9 +198,9 @@ def test_a_node_that_is_not_selected_is_left_alone_with_its_drain(hosts, cordone
     other = node("n1", cordoned=cordoned, selected=False, condition=None)
     there = view(*hosts, drains=(OURS,))
 
-    assert agreed(there, [other]) == Changes()
+    assert agreed(there, [other]) == KubernetesChanges()
     assert agreed(view(*hosts), [other], (ASKED,)).drain == ()
-    assert agreed(there, [other], (ASKED,)) == Changes(
+    assert agreed(there, [other], (ASKED,)) == KubernetesChanges(
         problems=(
             "DrainRequest nvsentinel/d1 is left alone: node n1 lacks the labels of --selector",
         )
@@ -321,7 +328,7 @@ def test_a_drain_request_is_complete_only_once_every_leader_has_seen_the_drain()
 def test_a_drain_request_is_completed_once():
     done = structs.replace(ASKED, complete=True)
 
-    assert agreed(view(host("n1"), drains=(OURS,)), [node("n1")], (done,)) == Changes()
+    assert agreed(view(host("n1"), drains=(OURS,)), [node("n1")], (done,)) == KubernetesChanges()
 
 
 def test_a_drain_request_is_not_complete_in_the_look_that_begins_the_drain():
@@ -420,7 +427,7 @@ def test_the_time_of_the_last_change_stays_while_the_status_does():
 def test_a_finding_that_does_not_make_a_host_unfit_marks_no_node(changes):
     seen = view(host("n1", structs.replace(FAULT, **changes)))
 
-    assert agreed(seen, [node("n1")]) == Changes()
+    assert agreed(seen, [node("n1")]) == KubernetesChanges()
 
 
 def test_a_node_is_healthy_again_only_after_a_while_without_a_finding():

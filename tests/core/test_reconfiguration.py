@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tmd.core.alerts import triage
-from tmd.core.alerts.findings import Origin, Rules
+from tmd.core.alerts.findings import FindingRules, Origin
 from tmd.core.alerts.reconfiguration import farewells, with_strategy
 from tmd.core.values.model import Severity, Signal, State, Strategy
 
 
 def board(*detectors):
-    found = triage.Board()
+    found = triage.FindingsBoard()
     for name in detectors:
         origin = Origin("h1", name, Strategy.ACT)
         signal = Signal("a.b", f"gpu:{name}", Severity.FATAL)
@@ -41,9 +41,11 @@ def test_farewells_clear_all_of_one_detector():
 
 def test_suspects_are_limited_and_cleared_as_well():
     """Otherwise a detector that was switched off would raise it after its hold time."""
-    origin = Origin("h1", "a", Strategy.ACT, Rules(hold_s=5.0))
+    origin = Origin("h1", "a", Strategy.ACT, FindingRules(hold_s=5.0))
     signal = Signal("a.b", "gpu:0", Severity.FATAL)
-    found, news = triage.fold(triage.Board(), signal, origin, alert_id="x", now=0.0, clock=0.0)
+    found, news = triage.fold(
+        triage.FindingsBoard(), signal, origin, alert_id="x", now=0.0, clock=0.0
+    )
     assert news == ()
 
     retuned = with_strategy(found, "a", Strategy.OBSERVE)

@@ -8,9 +8,9 @@ from msgspec import structs
 from tests.values import alert, plan, record
 from tmd.core.planning.scheduler_drains import LONGEST_REASON, observed
 from tmd.core.planning.slurm import (
-    Changes,
-    Node,
-    Rules,
+    SlurmChanges,
+    SlurmNode,
+    SlurmRules,
     changes,
     nodes_of,
 )
@@ -31,7 +31,7 @@ FAULT = alert(
 )
 
 
-RULES = Rules()
+RULES = SlurmRules()
 
 
 def host(name, *alerts):
@@ -58,11 +58,11 @@ def agreed(view, nodes, rules=RULES):
 def test_each_node_is_read_once_with_its_state_and_reason():
     """A reason may hold the separator; a node in two partitions has two lines."""
     assert nodes_of(PRINTED) == (
-        Node("n1", "draining", "disk | swap: bad"),
-        Node("n2", "drained", "tmd: nvml.ecc: x"),
-        Node("n3", "completing"),
-        Node("n4", "idle"),
-        Node("n5", "down", "gone"),
+        SlurmNode("n1", "draining", "disk | swap: bad"),
+        SlurmNode("n2", "drained", "tmd: nvml.ecc: x"),
+        SlurmNode("n3", "completing"),
+        SlurmNode("n4", "idle"),
+        SlurmNode("n5", "down", "gone"),
     )
 
 
@@ -76,30 +76,32 @@ def test_what_is_no_node_is_skipped(text):
 
 @pytest.mark.parametrize("state", ["drain", "draining", "drained", "fail", "failing"])
 def test_a_node_that_an_administrator_drains_is_drained(state):
-    node = Node("n1", state, "disk bad")
+    node = SlurmNode("n1", state, "disk bad")
 
-    assert agreed(view(host("n1")), [node]) == Changes(drain=(("n1", "slurm: disk bad"),))
+    assert agreed(view(host("n1")), [node]) == SlurmChanges(drain=(("n1", "slurm: disk bad"),))
 
 
 @pytest.mark.parametrize("state", ["idle", "allocated", "mixed", "down", "completing", "maint"])
 def test_no_other_state_drains_a_host(state):
     """What happens to a host that is down is known better by tmd."""
-    assert agreed(view(host("n1")), [Node("n1", state, "r")]) == Changes()
+    assert agreed(view(host("n1")), [SlurmNode("n1", state, "r")]) == SlurmChanges()
 
 
 def test_a_request_is_not_made_twice_and_one_of_an_operator_stays():
-    node = Node("n1", "drained", "disk bad")
+    node = SlurmNode("n1", "drained", "disk bad")
     for by in ("slurm: disk bad", "alice"):
         there = view(host("n1"), drains=(drained("n1", by),))
 
-        assert agreed(there, [node]) == Changes()
+        assert agreed(there, [node]) == SlurmChanges()
 
 
 def test_only_a_request_that_stands_for_the_node_is_withdrawn():
-    idle = [Node("n1", "idle"), Node("n2", "idle")]
+    idle = [SlurmNode("n1", "idle"), SlurmNode("n2", "idle")]
     requests = (drained("n1", "slurm: disk bad"), drained("n2", "alice"))
 
-    assert agreed(view(host("n1"), host("n2"), drains=requests), idle) == Changes(undrain=("n1",))
+    assert agreed(view(host("n1"), host("n2"), drains=requests), idle) == SlurmChanges(
+        undrain=("n1",)
+    )
 
 
 def test_a_request_stays_while_slurm_does_not_show_its_node():
@@ -115,31 +117,31 @@ def test_a_request_stays_while_slurm_does_not_show_its_node():
 def test_a_node_of_exactly_the_name_of_the_host_is_the_host(drains):
     """Another one whose name differs by its domain is not: it would withdraw what the first asks
     for, and the first would ask again, in turn."""
-    nodes = [Node("n1.example", "idle"), Node("n1", "drained", "disk bad")]
+    nodes = [SlurmNode("n1.example", "idle"), SlurmNode("n1", "drained", "disk bad")]
     found = agreed(view(host("n1"), drains=drains), nodes)
 
-    assert found == Changes(drain=() if drains else (("n1", "slurm: disk bad"),))
+    assert found == SlurmChanges(drain=() if drains else (("n1", "slurm: disk bad"),))
 
 
 @pytest.mark.parametrize("drains", [(), (drained("n1", "slurm: disk bad"),)])
 def test_two_nodes_that_may_be_one_host_are_left_alone(drains):
     """Neither is drained for a finding. That is reported, with the remedy."""
-    nodes = [Node("n1.x", "drained", "disk bad"), Node("n1.y", "idle")]
+    nodes = [SlurmNode("n1.x", "drained", "disk bad"), SlurmNode("n1.y", "idle")]
     found = agreed(view(host("n1", FAULT), drains=drains), nodes)
 
-    assert found == Changes(problems=found.problems)
+    assert found == SlurmChanges(problems=found.problems)
     assert "nodes n1.x, n1.y are left alone: each may be host n1" in found.problems[0]
     assert "[host] name" in found.problems[0]
 
 
 def test_a_node_without_tmd_is_left_alone():
-    assert agreed(view(host("n1")), [Node("other", "drained", "r")]) == Changes()
+    assert agreed(view(host("n1")), [SlurmNode("other", "drained", "r")]) == SlurmChanges()
 
 
 def test_a_silent_host_that_holds_a_rank_is_drained():
     record_ = record("n1")
 
-    assert agreed(view(jobs=(record_,)), [Node("n1", "drained", "r")]).drain
+    assert agreed(view(jobs=(record_,)), [SlurmNode("n1", "drained", "r")]).drain
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_a_silent_host_that_holds_a_rank_is_drained():
     ],
 )
 def test_a_short_name_means_a_host_if_it_means_only_one(node, hosts, meant):
-    found = agreed(view(*map(host, hosts)), [Node(node, "drained", "r")])
+    found = agreed(view(*map(host, hosts)), [SlurmNode(node, "drained", "r")])
 
     assert [h for h, _ in found.drain] == ([meant] if meant else [])
 
@@ -162,11 +164,11 @@ def test_slurm_never_drains_as_many_hosts_as_would_open_the_breaker():
     """Those that are drained count; the others are reported, and follow when there is room."""
     names = ("n1", "n2", "n3", "n4", "n5")
     hosts = tuple(map(host, names))
-    nodes = [Node(name, "drained", "rack") for name in names]
+    nodes = [SlurmNode(name, "drained", "rack") for name in names]
     first = agreed(view(*hosts), nodes)
     there = tuple(drained(name, by) for name, by in first.drain)
     second = agreed(view(*hosts, drains=there), nodes)
-    third = agreed(view(*hosts, drains=there), [Node("n1", "idle"), *nodes[1:]])
+    third = agreed(view(*hosts, drains=there), [SlurmNode("n1", "idle"), *nodes[1:]])
 
     assert [name for name, _ in first.drain] == ["n1", "n2"]
     assert [line.split()[1] for line in first.problems] == ["n3", "n4", "n5"]
@@ -180,9 +182,9 @@ def test_a_host_that_got_a_rank_again_after_a_loss_is_drained_again():
     job = record("n1", "n2")
     served = structs.replace(job, history=(plan(job.membership, request=request.id),))
     there = {"drains": (request,)}
-    nodes = [Node("n1", "drained", "disk bad")]
+    nodes = [SlurmNode("n1", "drained", "disk bad")]
 
-    assert agreed(view(host("n1"), jobs=(job,), **there), nodes) == Changes()
+    assert agreed(view(host("n1"), jobs=(job,), **there), nodes) == SlurmChanges()
     assert [n for n, _ in agreed(view(host("n1"), jobs=(served,), **there), nodes).drain] == ["n1"]
 
 
@@ -193,7 +195,7 @@ def test_a_host_that_is_unfit_is_drained_in_slurm():
     """With the gravest finding as the reason, on one line and without quotes."""
     degraded = structs.replace(FAULT, code="nic.flap", severity=Severity.DEGRADED)
 
-    assert agreed(view(host("n1", degraded, FAULT)), [Node("n1", "mixed")]) == Changes(
+    assert agreed(view(host("n1", degraded, FAULT)), [SlurmNode("n1", "mixed")]) == SlurmChanges(
         mark=(("n1", "tmd: nvml.ecc: a 'row' is bad"),)
     )
 
@@ -211,37 +213,42 @@ def test_a_host_that_is_unfit_is_drained_in_slurm():
 def test_a_finding_that_may_not_act_or_is_not_about_the_host_changes_nothing(changes):
     told = view(host("n1", structs.replace(FAULT, **changes)))
 
-    assert agreed(told, [Node("n1", "idle")]) == Changes()
+    assert agreed(told, [SlurmNode("n1", "idle")]) == SlurmChanges()
 
 
 def test_a_banned_host_is_drained_in_slurm():
     ban = alert(code="host.banned", severity=Severity.WARNING, message="came back 3 times")
 
-    assert agreed(view(host("n1", ban)), [Node("n1", "idle")]).mark
+    assert agreed(view(host("n1", ban)), [SlurmNode("n1", "idle")]).mark
 
 
 def test_nothing_is_told_while_the_breaker_is_open_or_if_it_is_switched_off():
-    sick, nodes = host("n1", FAULT), [Node("n1", "idle")]
+    sick, nodes = host("n1", FAULT), [SlurmNode("n1", "idle")]
 
-    assert agreed(view(sick, breaker=Breaker(open=True)), nodes) == Changes()
-    assert agreed(view(sick), nodes, Rules(drain_nodes=False)) == Changes()
+    assert agreed(view(sick, breaker=Breaker(open=True)), nodes) == SlurmChanges()
+    assert agreed(view(sick), nodes, SlurmRules(drain_nodes=False)) == SlurmChanges()
 
 
 def test_a_drain_for_a_finding_does_not_come_back_as_a_drain_of_tmd():
     """Policies decide what a finding does to ranks."""
-    node = Node("n1", "drained", "tmd: nvml.ecc: x")
+    node = SlurmNode("n1", "drained", "tmd: nvml.ecc: x")
 
-    assert agreed(view(host("n1", FAULT)), [node]) == Changes()
+    assert agreed(view(host("n1", FAULT)), [node]) == SlurmChanges()
 
 
 def test_only_a_drain_for_a_finding_is_taken_back_when_it_is_over():
-    nodes = [Node("n1", "drained", "tmd: nvml.ecc: x"), Node("n2", "drained", "tmd scan: x")]
+    nodes = [
+        SlurmNode("n1", "drained", "tmd: nvml.ecc: x"),
+        SlurmNode("n2", "drained", "tmd scan: x"),
+    ]
     requests = (drained("n2", "slurm: tmd scan: x"),)
 
-    assert agreed(view(host("n1"), host("n2"), drains=requests), nodes) == Changes(resume=("n1",))
+    assert agreed(view(host("n1"), host("n2"), drains=requests), nodes) == SlurmChanges(
+        resume=("n1",)
+    )
 
 
-OURS = Node("n1", "drained", "tmd: nvml.ecc: x")
+OURS = SlurmNode("n1", "drained", "tmd: nvml.ecc: x")
 
 
 def resumed(*looks, declared=None, code="", rules=RULES):
@@ -267,7 +274,7 @@ def test_a_node_is_resumed_once_one_run_of_its_daemon_reports_nothing_for_long()
     assert not resumed((0, well), (500, restarted), (700, restarted))
     assert not resumed((0, well), (500, sick), (501, well), (700, well))
     assert not resumed((0, well), (500, None), (501, well), (700, well))
-    assert resumed((0, well), (60, well), rules=Rules(resume_after_s=60))
+    assert resumed((0, well), (60, well), rules=SlurmRules(resume_after_s=60))
 
 
 def test_a_node_is_resumed_at_once_when_its_host_was_declared_healthy():
@@ -296,20 +303,22 @@ def test_a_declaration_about_another_code_resumes_no_node():
 
 def test_a_silent_host_is_not_given_back_to_the_scheduler():
     """Whether the fault is over is not known."""
-    node = Node("n1", "drained", "tmd: nvml.ecc: x")
+    node = SlurmNode("n1", "drained", "tmd: nvml.ecc: x")
 
-    assert agreed(view(jobs=(record("n1"),)), [node]) == Changes()
+    assert agreed(view(jobs=(record("n1"),)), [node]) == SlurmChanges()
 
 
 def test_an_administrator_who_drains_a_marked_node_is_heard():
     """The reason is another one then."""
-    node = Node("n1", "drained", "my turn")
+    node = SlurmNode("n1", "drained", "my turn")
 
-    assert agreed(view(host("n1", FAULT)), [node]) == Changes(drain=(("n1", "slurm: my turn"),))
+    assert agreed(view(host("n1", FAULT)), [node]) == SlurmChanges(
+        drain=(("n1", "slurm: my turn"),)
+    )
 
 
 def test_a_reason_is_cut():
     long = structs.replace(FAULT, message="x" * 1000)
-    ((_, reason),) = agreed(view(host("n1", long)), [Node("n1", "idle")]).mark
+    ((_, reason),) = agreed(view(host("n1", long)), [SlurmNode("n1", "idle")]).mark
 
     assert len(reason) == LONGEST_REASON

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, Origin, Rules, declared_code
-from tmd.core.alerts.triage import RESTATED_S, Board, declared_healthy, restored, ripened
+from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, FindingRules, Origin, declared_code
+from tmd.core.alerts.triage import RESTATED_S, FindingsBoard, declared_healthy, restored, ripened
 from tmd.core.alerts.triage import fold as fold_all
 from tmd.core.values.model import Severity, Signal, State, Strategy
 
@@ -24,7 +24,7 @@ def fold(board, signal, origin, *, alert_id, now, clock=0.0):
 
 
 def test_a_new_finding_is_news_and_is_kept():
-    board, news = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, news = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
 
     assert news is not None
     assert (news.id, news.host, news.detector, news.code) == ("1", "h1", "d", "a.b")
@@ -35,7 +35,7 @@ def test_a_new_finding_is_news_and_is_kept():
 
 def test_one_signal_of_a_storm_counts_all_occurrences():
     storm = structs.replace(SIGNAL, count=800_000)
-    board, news = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, news = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     board, more = fold(board, storm, ORIGIN, alert_id="2", now=6.0)
 
     assert (news.count, more) == (1, None)
@@ -43,7 +43,7 @@ def test_one_signal_of_a_storm_counts_all_occurrences():
 
 
 def test_a_repetition_only_counts():
-    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     board, news = fold(board, SIGNAL, ORIGIN, alert_id="2", now=6.0)
 
     assert news is None
@@ -51,7 +51,7 @@ def test_a_repetition_only_counts():
 
 
 def test_a_worse_repetition_is_news_under_the_same_id():
-    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     worse = structs.replace(SIGNAL, severity=Severity.FATAL)
     board, news = fold(board, worse, ORIGIN, alert_id="2", now=6.0)
     board, milder = fold(board, SIGNAL, ORIGIN, alert_id="3", now=7.0)
@@ -64,7 +64,7 @@ def test_a_worse_repetition_is_news_under_the_same_id():
 
 def test_a_finding_keeps_the_time_of_its_raise_and_has_that_of_its_severity():
     """A later repetition that is no worse changes neither."""
-    board, raised = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, raised = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     worse = structs.replace(SIGNAL, severity=Severity.FATAL)
     board, news = fold(board, worse, ORIGIN, alert_id="2", now=6.0)
     board, _ = fold(board, worse, ORIGIN, alert_id="3", now=7.0)
@@ -76,7 +76,7 @@ def test_a_finding_keeps_the_time_of_its_raise_and_has_that_of_its_severity():
 
 
 def test_clearing_is_news_and_ends_the_finding():
-    board, raised = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, raised = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     cleared = structs.replace(SIGNAL, state=State.CLEARED, message="")
     board, news = fold(board, cleared, ORIGIN, alert_id="2", now=9.0)
 
@@ -88,7 +88,7 @@ def test_clearing_is_news_and_ends_the_finding():
 def test_clearing_an_unknown_finding_changes_nothing():
     cleared = structs.replace(SIGNAL, state=State.CLEARED)
 
-    assert fold(Board(), cleared, ORIGIN, alert_id="1", now=0.0) == (Board(), None)
+    assert fold(FindingsBoard(), cleared, ORIGIN, alert_id="1", now=0.0) == (FindingsBoard(), None)
 
 
 @given(
@@ -103,7 +103,7 @@ def test_clearing_an_unknown_finding_changes_nothing():
 )
 def test_news_alone_rebuilds_the_board(signals):
     """A reader of alerts alone knows what is raised; ids are unique per raise."""
-    board, severities, ids = Board(), {}, []
+    board, severities, ids = FindingsBoard(), {}, []
     for number, (code, entity, severity, state) in enumerate(signals):
         signal = Signal(code=code, entity=entity, severity=severity, state=state)
         board, news = fold(board, signal, ORIGIN, alert_id=str(number), now=float(number))
@@ -122,22 +122,22 @@ def test_news_alone_rebuilds_the_board(signals):
 
 # --- hold -----------------------------------------------------------------------------------------
 
-HOLDING = structs.replace(ORIGIN, rules=Rules(hold_s=10.0))
+HOLDING = structs.replace(ORIGIN, rules=FindingRules(hold_s=10.0))
 CLEAR = structs.replace(SIGNAL, state=State.CLEARED)
 
 
 def test_a_finding_that_ends_within_its_hold_time_is_not_raised():
-    board, early = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
+    board, early = fold(FindingsBoard(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
     board, over = fold(board, CLEAR, HOLDING, alert_id="2", now=0.0, clock=109.0)
     board, late = ripened(board, now=0.0, clock=200.0)
 
     assert (early, over, late) == (None, None, ())
-    assert board == Board()
+    assert board == FindingsBoard()
 
 
 def test_a_finding_that_holds_is_raised_without_a_further_signal():
     """Once, under its first id and with the latest message."""
-    board, _ = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
     worse = structs.replace(SIGNAL, severity=Severity.FATAL)
     board, early = fold(board, worse, HOLDING, alert_id="2", now=1.0, clock=109.9)
     board, (news,) = ripened(board, now=2.0, clock=110.0)
@@ -148,7 +148,7 @@ def test_a_finding_that_holds_is_raised_without_a_further_signal():
 
 
 def test_a_wall_clock_step_does_not_affect_the_hold_time():
-    board, _ = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=1e9, clock=0.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, HOLDING, alert_id="1", now=1e9, clock=0.0)
 
     assert ripened(board, now=2e9, clock=9.9)[1] == ()
     assert len(ripened(board, now=0.0, clock=10.0)[1]) == 1
@@ -156,7 +156,7 @@ def test_a_wall_clock_step_does_not_affect_the_hold_time():
 
 def test_two_hosts_do_not_share_a_finding():
     other = structs.replace(ORIGIN, host="h2")
-    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=0.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=0.0)
     board, news = fold(board, SIGNAL, other, alert_id="2", now=0.0)
 
     assert news is not None
@@ -165,13 +165,13 @@ def test_two_hosts_do_not_share_a_finding():
 
 # --- recurring findings ---------------------------------------------------------------------------
 
-AGAIN = structs.replace(ORIGIN, rules=Rules(repeats=3, window_s=7 * DAY_S))
+AGAIN = structs.replace(ORIGIN, rules=FindingRules(repeats=3, window_s=7 * DAY_S))
 OF_HOST = structs.replace(SIGNAL, job="")
 
 
 def come_and_go(signal, days, origin=AGAIN):
     """Raised and cleared on each of ``days``; returns the board, and all raised alerts."""
-    board, raised = Board(), []
+    board, raised = FindingsBoard(), []
     over = structs.replace(signal, state=State.CLEARED)
     for number, day in enumerate(days):
         at = day * DAY_S
@@ -229,7 +229,7 @@ def test_no_host_is_banned_for_lesser_findings(signal, origin):
 
 
 def test_different_findings_do_not_add_up():
-    board = Board()
+    board = FindingsBoard()
     for number in range(6):
         signal = structs.replace(OF_HOST, entity=f"gpu:{number}")
         board, _ = fold(board, signal, AGAIN, alert_id=str(number), now=0.0)
@@ -241,7 +241,7 @@ def test_different_findings_do_not_add_up():
 
 
 def test_a_declaration_of_health_ends_findings_and_is_recorded():
-    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
     board, _ = fold(board, structs.replace(SIGNAL, code="c"), ORIGIN, alert_id="2", now=1.0)
     board, news = declared_healthy(board, "h1", "c", by="ann", request="r", now=9.0)
 
@@ -255,10 +255,10 @@ def test_a_declaration_of_health_ends_findings_and_is_recorded():
 
 
 def test_a_declaration_of_health_is_recorded_even_without_findings():
-    board, news = declared_healthy(Board(), "h1", "", by="", request="r", now=9.0)
+    board, news = declared_healthy(FindingsBoard(), "h1", "", by="", request="r", now=9.0)
 
     assert [(a.code, declared_code(a)) for a in news] == [(DECLARED, "")]
-    assert board == Board()
+    assert board == FindingsBoard()
 
 
 def test_a_declaration_about_one_code_keeps_the_ban():
@@ -270,7 +270,7 @@ def test_a_declaration_about_one_code_keeps_the_ban():
 
 
 def test_a_finding_seen_after_a_declaration_of_health_is_raised_again():
-    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
     board, _ = declared_healthy(board, "h1", "", by="ann", request="r", now=9.0)
     board, news = fold(board, SIGNAL, ORIGIN, alert_id="2", now=10.0)
 
@@ -288,7 +288,7 @@ def started(before, lasting_s=0.0):
 
 def test_a_finding_that_stood_before_a_restart_has_not_come_back():
     """Its detector states it again at each start; that is no recurrence."""
-    board = Board()
+    board = FindingsBoard()
     for start in range(6):
         board, news = fold_all(
             started(board), OF_HOST, AGAIN, alert_id=f"{start}", now=start, clock=0.0
@@ -319,7 +319,7 @@ def test_a_finding_that_came_back_often_is_still_as_grave_after_a_restart():
 
 def test_a_fault_that_returns_after_each_repair_has_come_back():
     """The daemon is stopped for the repair, and its detectors find the host sound afterwards."""
-    board, raised = Board(), []
+    board, raised = FindingsBoard(), []
     for repair in range(4):
         at = repair * DAY_S
         board = started(board, lasting_s=RESTATED_S)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.daemon.tasks import running
-from tmd.core.alerts.findings import BANNED, DECLARED, Rules
+from tmd.core.alerts.findings import BANNED, DECLARED, FindingRules
 from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.health import HostHealth
@@ -95,7 +95,7 @@ async def test_a_request_waits_for_its_daemon(tmp_path):
 
 async def test_a_ban_survives_a_restart_and_an_operator_lifts_it(tmp_path):
     data = MemoryStore()
-    rules = Rules(repeats=2)
+    rules = FindingRules(repeats=2)
     for _ in range(2):
         async with daemon(data, tmp_path) as (watcher, _health):
             watcher.fold(SIGNAL, "d", Strategy.ACT, rules)
@@ -122,7 +122,7 @@ async def test_an_unreadable_memory_of_findings_is_empty(tmp_path):
 async def test_a_finding_is_raised_after_its_hold(tmp_path):
     """Without a further signal: the watcher checks by itself."""
     async with daemon(MemoryStore(), tmp_path) as (watcher, _):
-        watcher.fold(SIGNAL, "d", Strategy.ACT, Rules(hold_s=5))
+        watcher.fold(SIGNAL, "d", Strategy.ACT, FindingRules(hold_s=5))
         await asyncio.sleep(4)
         early = watcher.board.alerts
         await asyncio.sleep(2)

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from tests.daemon.tasks import running
 from tmd import wire
-from tmd.core.alerts.findings import Rules
+from tmd.core.alerts.findings import FindingRules
 from tmd.core.alerts.injection import MOST, unended
 from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.core.values.requests import HealthyRequest
@@ -43,7 +43,7 @@ class Nic(Detector):
 
 
 def loaded(folder, strategy=Strategy.ACT, hold_s=0.0):
-    rules = Rules(hold_s=hold_s, repeats=1)
+    rules = FindingRules(hold_s=hold_s, repeats=1)
     origin = PluginOrigin("nic", "t", "d")
     return LoadedDetector(Nic(), DetectorConfig(), strategy, origin, folder / "nic", rules)
 

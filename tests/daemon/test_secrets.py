@@ -18,7 +18,7 @@ from tmd.core.values.errors import ConfigError
 from tmd.daemon import logs
 from tmd.daemon.redis_client import connect
 from tmd.daemon.service import _webhook
-from tmd.daemon.web.parts import Parts
+from tmd.daemon.web.parts import WebParts
 
 CANARY = "canary-7f3a"
 SECRETS: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def test_no_repr_shows_a_secret(tmp_path):
     ]
     unused: Any = None
     shown += [_webhook(settings, unused, unused, unused)._config]
-    shown += [Parts(unused, unused, settings.http.token(), frozenset(), unused)]
+    shown += [WebParts(unused, unused, settings.http.token(), frozenset(), unused)]
     assert [s for s in shown if CANARY in f"{s!r} {s}"] == []
 
 

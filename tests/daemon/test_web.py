@@ -27,7 +27,7 @@ from tmd.daemon.counters import AlertCounter, JobCounter
 from tmd.daemon.logs import BURST
 from tmd.daemon.web.connections import ConnectionLimits
 from tmd.daemon.web.page_samples import History
-from tmd.daemon.web.parts import Local, Parts
+from tmd.daemon.web.parts import Local, WebParts
 from tmd.daemon.web.reading import PAGE_LIMIT
 from tmd.daemon.web.server import MOST_READS, Web
 from tmd.daemon.web.stream import MOST_STREAMS
@@ -89,7 +89,7 @@ async def serving(
             store=served.store_state,
         )
 
-    parts = Parts(
+    parts = WebParts(
         store.client(),
         local,
         None if token is None else Secret(token),

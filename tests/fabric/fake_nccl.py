@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tmd.core.values.model import Membership
 from tmd.fabric.generations.generation import members_of
-from tmd.fabric.generations.inner import Request
+from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.fabric.work import Work
@@ -95,7 +95,7 @@ class FakeKind:
     def takes(self, tensor: Tensor) -> bool:
         return True
 
-    def build(self, request: Request) -> FakeNccl:
+    def build(self, request: GroupRequest) -> FakeNccl:
         """Also of a group that no member has used."""
         made = FakeNccl(self._cluster, self._worker, request.view, request.membership, self._owned)
         made.initialize()

@@ -17,14 +17,14 @@ from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.handshake import LinkPurpose
-from tmd.fabric.inbox import KEPT, Inbox, Message, PostedReceive
+from tmd.fabric.inbox import KEPT, Inbox, PostedReceive, UnclaimedMessage
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.raw import PARKED, PARKED_IN_ALL, RawLinks
 
 
-def message(tag: int, size: int) -> Message:
-    return Message(source=1, tag=tag, epoch=1, dtype=0, data=bytearray(size))
+def message(tag: int, size: int) -> UnclaimedMessage:
+    return UnclaimedMessage(source=1, tag=tag, epoch=1, dtype=0, data=bytearray(size))
 
 
 def epoch() -> EpochView:

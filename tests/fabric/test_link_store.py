@@ -19,8 +19,8 @@ from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, GroupView
 from tmd.fabric.generations.gloo import GlooKind
-from tmd.fabric.generations.inner import Request
-from tmd.fabric.generations.link_store import Board, LinkStore, meeting
+from tmd.fabric.generations.inner import GroupRequest
+from tmd.fabric.generations.link_store import LinkStore, SharedValues, meeting
 from tmd.fabric.link import Link
 
 pytestmark = pytest.mark.timeout(60)
@@ -37,7 +37,7 @@ def met(c: Circle, act: Callable[[LinkStore, int], object]) -> list[object]:
     """Run ``act`` with the store and the rank of each member, at once."""
 
     def one(fabric: Fabric) -> object:
-        with meeting(fabric, Request(VIEW, c.membership, wanted)) as store:
+        with meeting(fabric, GroupRequest(VIEW, c.membership, wanted)) as store:
             return act(store, fabric.rank or 0)
 
     found: list[object] = c.each(one)
@@ -49,7 +49,7 @@ def begun(fabric: Fabric, membership: Membership, wanted: Callable[[], bool]) ->
     """A member that meets the others in a thread of its own."""
 
     def one() -> str:
-        with meeting(fabric, Request(VIEW, membership, wanted)):
+        with meeting(fabric, GroupRequest(VIEW, membership, wanted)):
             return "met"
 
     with ThreadPoolExecutor(1) as thread:
@@ -74,7 +74,7 @@ def test_all_members_know_whether_one_has_used_the_group(user: int | None) -> No
 
     def one(fabric: Fabric) -> bool:
         device = torch.device("cpu") if fabric.rank == user else None
-        with meeting(fabric, Request(VIEW, c.membership, wanted, device)) as store:
+        with meeting(fabric, GroupRequest(VIEW, c.membership, wanted, device)) as store:
             return store.needed
 
     with circle(3) as c:
@@ -116,7 +116,7 @@ def test_nobody_builds_before_all_have_come() -> None:
 
 
 def _meet(fabric: Fabric, membership: Membership) -> str:
-    with meeting(fabric, Request(VIEW, membership, wanted)):
+    with meeting(fabric, GroupRequest(VIEW, membership, wanted)):
         return "met"
 
 
@@ -187,7 +187,7 @@ def test_cpp_code_reaches_all_of_the_store() -> None:
 
 
 @contextmanager
-def served(board: Board) -> Iterator[Link]:
+def served(board: SharedValues) -> Iterator[Link]:
     """A member's link to ``board``."""
     with linked() as (member, keeper):
         serving = threading.Thread(target=board.serve, args=(keeper,))
@@ -208,7 +208,7 @@ def say(link: Link, *request: object) -> None:
 def test_a_member_that_hangs_up_before_all_have_come_is_not_here() -> None:
     """The others would begin to build without it. It may call again before its first link ends, and
     that link may be served after the second one."""
-    board = Board(["w0", "w1", "w2"], wanted)
+    board = SharedValues(["w0", "w1", "w2"], wanted)
     with served(board) as link:
         say(link, "set", "here/w1", b"")
     assert not board.answer("check", (["here/w1"],))
@@ -226,7 +226,7 @@ def test_a_member_that_hangs_up_before_all_have_come_is_not_here() -> None:
 
 def test_a_member_that_is_done_first_stays_here() -> None:
     """Others may not have seen yet that all had come."""
-    board = Board(["w0", "w1"], wanted)
+    board = SharedValues(["w0", "w1"], wanted)
     board.answer("set", ("here/w0", b""))
     with served(board) as link:
         say(link, "set", "here/w1", b"")
@@ -236,7 +236,7 @@ def test_a_member_that_is_done_first_stays_here() -> None:
 @pytest.mark.parametrize("frame", [b"\xc1", msgpack.encode(5), msgpack.encode(["set"])])
 def test_a_request_that_cannot_be_read_ends_the_link(frame: bytes) -> None:
     """Its sender would wait for the answer."""
-    with served(Board(["w0"], wanted)) as link:
+    with served(SharedValues(["w0"], wanted)) as link:
         link.send_frame(frame)
         with pytest.raises(LinkError):
             link.recv_frame(100)
@@ -246,6 +246,6 @@ def test_an_inner_group_keeps_its_store() -> None:
     """C++ code keeps only its own half of it, and cannot ask that."""
     with circle(2) as c:
         view = GroupView("pair", (0, 1))
-        request = Request(view, c.membership, wanted, torch.device("cpu"))
+        request = GroupRequest(view, c.membership, wanted, torch.device("cpu"))
         inner, _ = c.each(lambda f: GlooKind(f).build(request))
         assert isinstance(inner._store, LinkStore)

@@ -113,15 +113,15 @@ async def operating(
     **rules: Any,
 ) -> AsyncIterator[None]:
     """The operator in this process, once it watches nodes; stopped at the end."""
-    from tmd.core.planning.kubernetes import Rules
+    from tmd.core.planning.kubernetes import KubernetesRules
     from tmd.kubernetes import operator
     from tmd.kubernetes.api import Kubernetes
 
     # The leader of these tests is the test itself: it decides nothing on an earlier view.
     rules = {"settled_s": 0.0, **rules}
-    stop, chosen = asyncio.Event(), Rules("https://docs/operate/runbook.html", **rules)
+    stop, chosen = asyncio.Event(), KubernetesRules("https://docs/operate/runbook.html", **rules)
     async with Kubernetes("nvsentinel", labels or {}) as kubernetes:
-        looks = operator.Synchronizer(cluster.store, kubernetes, chosen, leave=False)
+        looks = operator.KubernetesSynchronizer(cluster.store, kubernetes, chosen, leave=False)
         running = asyncio.create_task(
             operator.run(looks.look, every_s=every_s, namespace="nvsentinel", stop=stop)
         )

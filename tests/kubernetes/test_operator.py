@@ -28,7 +28,7 @@ from tests.test_cli import tmd
 from tests.values import alert
 from tmd.cli.kubernetes import labels_of, liveness_at
 from tmd.config import Settings
-from tmd.core.planning.kubernetes import Condition, Node, NodeChange
+from tmd.core.planning.kubernetes import Condition, KubernetesNode, NodeChange
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Severity, Strategy
 from tmd.core.values.requests import DrainRequest
@@ -160,7 +160,9 @@ async def test_a_node_that_has_taken_the_name_of_another_is_not_marked_for_it(
     """It was replaced while the patch was on its way. The next look marks it for itself."""
     from tmd.kubernetes.api import Kubernetes, KubernetesError
 
-    change = NodeChange(Node("n1", "uid of before"), Condition("False", "NvmlEcc", "x"), None)
+    change = NodeChange(
+        KubernetesNode("n1", "uid of before"), Condition("False", "NvmlEcc", "x"), None
+    )
     async with Kubernetes("", {}) as kubernetes:
         with pytest.raises(KubernetesError, match="does not let us patch the status of a node"):
             await kubernetes.mark(change)

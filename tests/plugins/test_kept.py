@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tmd_detectors.kept import Kept, KeptFile, recall
+from tmd_detectors.kept import KeptFile, KeptUntilBoot, recall
 
 from tmd.plugin import State
 
 
-class Number(Kept, frozen=True):  # type: ignore[misc, call-arg]
+class Number(KeptUntilBoot, frozen=True):  # type: ignore[misc, call-arg]
     number: int = 0
 
 

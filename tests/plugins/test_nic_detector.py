@@ -12,7 +12,7 @@ from contextlib import ExitStack, aclosing
 
 import pytest
 from tmd_detectors.kept import boot_id, recall
-from tmd_detectors.nic.child import Request
+from tmd_detectors.nic.child import ReaderArguments
 from tmd_detectors.nic.detector import NicConfig, NicDetector
 from tmd_detectors.nic.judge import NicRules
 from tmd_detectors.nic.memory import NicMemory, RememberedPorts
@@ -186,7 +186,7 @@ async def test_a_hanging_reader_is_reported_and_abandoned(tmp_path):
     place = tree.sys / port / "state"
     place.unlink()
     os.mkfifo(place)
-    request = Request(ScopeReading(), (), str(tree.sys), str(tree.proc))
+    request = ReaderArguments(ScopeReading(), (), str(tree.sys), str(tree.proc))
     probe = NicProbe(request)
     try:
         hung = await probe.read(timeout_s=0.5)
@@ -227,7 +227,7 @@ async def test_a_new_reading_process_goes_on_with_what_the_last_one_knew(tmp_pat
         for number in range(2):
             tree.move_interface_away(number)
 
-    request = Request(ScopeReading(**scope), (), str(tree.sys), str(tree.proc))
+    request = ReaderArguments(ScopeReading(**scope), (), str(tree.sys), str(tree.proc))
     before, after = await read_by_two_processes(request, move_both)
 
     assert [p.name for p in before.ports] == [p.name for p in after.ports] == ["mlx5_0/1"]
@@ -252,7 +252,7 @@ async def test_a_port_stays_in_scope_in_a_new_reading_process_if_the_route_moves
         tree.interface(f"eth{number}", tree.pci(f"0000:0{number}/0000:0{number}:01.0"))
     tree.interface("veth7")
     tree.default_route("eth0")
-    request = Request(ScopeReading(), (), str(tree.sys), str(tree.proc))
+    request = ReaderArguments(ScopeReading(), (), str(tree.sys), str(tree.proc))
     before, after = await read_by_two_processes(request, lambda: tree.default_route("eth1"))
 
     assert [p.name for p in before.ports] == ["eth1"]

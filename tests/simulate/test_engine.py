@@ -12,7 +12,7 @@ from msgspec import structs
 from tests.simulate.studies import COSTS, fault, lost_s, played, study
 from tmd.core.values.errors import IllegalTransition
 from tmd.simulate.compare import outcome, ways
-from tmd.simulate.phases import TABLE, Event, Phase, after
+from tmd.simulate.phases import TABLE, JobPhase, PhaseEvent, after
 from tmd.simulate.values import HOUR, Fault, Fells, Kind, Warned, Way
 
 ROUNDING_H = 1e-9
@@ -175,10 +175,10 @@ def test_an_elastic_job_without_a_whole_replica_restarts() -> None:
 
 
 def test_a_phase_that_waits_for_a_host_does_not_train_at_once() -> None:
-    assert after(Phase.HOLDING, Event.STANDS) is Phase.STANDING
+    assert after(JobPhase.HOLDING, PhaseEvent.STANDS) is JobPhase.STANDING
     with pytest.raises(IllegalTransition):
-        after(Phase.HOLDING, Event.TRAINS)
-    assert {phase for row in TABLE.values() for phase in row.values()} == set(Phase)
+        after(JobPhase.HOLDING, PhaseEvent.TRAINS)
+    assert {phase for row in TABLE.values() for phase in row.values()} == set(JobPhase)
 
 
 # --- whatever happens -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.replicas import all_different
 from tmd.trainer.state.state import Registry
-from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.state_transfer.verification import StateVerdict
 
 EVERY = 10
 PATIENCE_S = 20
@@ -34,7 +34,7 @@ def checkpoints(
     folder: Path,
     reports: Reports,
     size: int = 1,
-    verdict: Verdict = lambda: "",
+    verdict: StateVerdict = lambda: "",
     ending_s: float = PATIENCE_S,
 ) -> Checkpoints:
     model = nn.Linear(2, 1)
@@ -80,7 +80,7 @@ def over() -> None:
             thread.join(PATIENCE_S)
 
 
-def once(known: threading.Event) -> Verdict:
+def once(known: threading.Event) -> StateVerdict:
     """The state is proved once that is ``known``; nothing is written before."""
 
     def verdict() -> str:

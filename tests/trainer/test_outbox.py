@@ -11,16 +11,16 @@ from torch import Tensor
 
 from tests.fabric.circle import at_once
 from tmd.trainer.protocol.frames import ControlMessage, Output, Settled
-from tmd.trainer.protocol.outbox import Entry, Outbox
+from tmd.trainer.protocol.outbox import Outbox, OutboxEntry
 
 
-def taken(outbox: Outbox) -> Entry:
+def taken(outbox: Outbox) -> OutboxEntry:
     entry = outbox.next()
     assert entry is not None
     return entry
 
 
-def address(entry: Entry) -> int:
+def address(entry: OutboxEntry) -> int:
     return entry[1].data_ptr()
 
 

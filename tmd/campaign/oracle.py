@@ -15,7 +15,7 @@ from tmd.demo.report import DemoTrace, compare, read_trace
 from tmd.demo.story import run_golden
 
 
-class Run(Struct, frozen=True):
+class JobRun(Struct, frozen=True):
     """Trace and weights of a job."""
 
     trace: DemoTrace
@@ -31,9 +31,9 @@ class Oracle:
     def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
         self._folder = folder
         self._prefix = tuple(prefix)
-        self._known: dict[tuple[str, ...], Run] = {}
+        self._known: dict[tuple[str, ...], JobRun] = {}
 
-    async def ask(self, story: Story) -> Run:
+    async def ask(self, story: Story) -> JobRun:
         """Run the job of ``story`` undisturbed; returns its results.
 
         Raises:
@@ -49,10 +49,10 @@ class Oracle:
         return self._known[key]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> JobRun:
     """The files that the workers have written to ``folder``."""
     weights, shadows = (_digests(folder, kind) for kind in ("weights", "shadow"))
-    return Run(read_trace(folder), weights, shadows)
+    return JobRun(read_trace(folder), weights, shadows)
 
 
 def _digests(folder: Path, kind: str) -> dict[str, str]:
@@ -60,7 +60,12 @@ def _digests(folder: Path, kind: str) -> dict[str, str]:
 
 
 def differences(
-    run: Run, golden: Run, plans: Iterable[MigrationPlan], seen: Sequence[Observed], *, whole: bool
+    run: JobRun,
+    golden: JobRun,
+    plans: Iterable[MigrationPlan],
+    seen: Sequence[Observed],
+    *,
+    whole: bool,
 ) -> list[str]:
     """All differences, in sentences; the first one names the previous scenario. Of a run that is
     not ``whole``, since it ended early, only committed steps are compared."""
@@ -80,14 +85,14 @@ def differences(
     return sentences
 
 
-def _after(run: Run, golden: Run, seen: Sequence[Observed]) -> str:
+def _after(run: JobRun, golden: JobRun, seen: Sequence[Observed]) -> str:
     """The scenario before the first loss that differs."""
     wrong = _wrong(run, golden)
     before = [s.scenario for s in seen if wrong and s.steps[0] <= min(wrong)]
     return f", after scenario '{before[-1]}'" if before else ""
 
 
-def _wrong(run: Run, golden: Run) -> list[int]:
+def _wrong(run: JobRun, golden: JobRun) -> list[int]:
     """Steps with a loss that differs from the golden one."""
     known = golden.trace.commits
     return [

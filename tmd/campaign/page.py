@@ -18,7 +18,7 @@ from tmd.core.values.errors import ConfigError
 from tmd.demo.cluster import LEASE_S
 from tmd.demo.report import PARTS
 
-Row = Sequence[str]
+TableRow = Sequence[str]
 SUFFIXES = (".html", ".md")
 STYLE = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; color: #222 }
@@ -85,9 +85,11 @@ def summary(outcome: CampaignOutcome) -> str:
     )
 
 
-def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, Row, list[Row]]]:
+def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, TableRow, list[TableRow]]]:
     results = outcome.results
-    wrong: list[Row] = [(f"{r.story}: {r.scenario.name}", d) for r in results for d in r.deviations]
+    wrong: list[TableRow] = [
+        (f"{r.story}: {r.scenario.name}", d) for r in results for d in r.deviations
+    ]
     wrong += [(f"{e.story}: the job", d) for e in outcome.endings for d in e.deviations]
     if wrong:
         yield "Deviations", ("scenario", "what"), wrong
@@ -104,7 +106,7 @@ def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, Row, list[Row]]]:
         head = ("from the leader's death to the stored plan (median)", "in leases", "range", "n")
         yield "Leader failover", head, [[*row, str(len(decided))]]
     names = [(r, r.seen.skipped) for r in results if r.seen.skipped]
-    skipped: list[Row] = [[r.story, r.scenario.name, reason] for r, reason in names]
+    skipped: list[TableRow] = [[r.story, r.scenario.name, reason] for r, reason in names]
     if skipped:
         yield "Not possible here", ("story", "scenario", "why"), skipped
     yield "Scenarios", ("story", "scenario", "plans", "seconds"), _scenarios(outcome)
@@ -117,7 +119,7 @@ def _bound(result: Result) -> float | None:
     return decided_s(result.seen) if result.scenario.expect.decided_within_leases else None
 
 
-def _kinds(outcome: CampaignOutcome) -> list[Row]:
+def _kinds(outcome: CampaignOutcome) -> list[TableRow]:
     counts: dict[str, Counter[str]] = {}
     for result in outcome.results:
         word = "skipped" if result.seen.skipped else "bad" if result.deviations else "good"
@@ -138,8 +140,8 @@ def costs_by_kind(outcome: CampaignOutcome) -> dict[str, list[Cost]]:
     return dict(sorted(found.items()))
 
 
-def _cost_rows(outcome: CampaignOutcome) -> list[Row]:
-    rows: list[Row] = []
+def _cost_rows(outcome: CampaignOutcome) -> list[TableRow]:
+    rows: list[TableRow] = []
     for kind, costs in costs_by_kind(outcome).items():
         lost = sorted(cost.lost_s for cost in costs)
         parts = [statistics.median(c.split[part] for c in costs) for part in PARTS]
@@ -149,7 +151,7 @@ def _cost_rows(outcome: CampaignOutcome) -> list[Row]:
     return rows
 
 
-def _scenarios(outcome: CampaignOutcome) -> list[Row]:
+def _scenarios(outcome: CampaignOutcome) -> list[TableRow]:
     return [
         [
             r.story,
@@ -176,7 +178,7 @@ def _pictures(outcome: CampaignOutcome) -> list[tuple[str, str]]:
     ]
 
 
-def _html_table(head: Row, rows: Iterable[Row]) -> str:
+def _html_table(head: TableRow, rows: Iterable[TableRow]) -> str:
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "".join(
         f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
@@ -184,8 +186,8 @@ def _html_table(head: Row, rows: Iterable[Row]) -> str:
     return f"<table><tr>{top}</tr>{body}</table>"
 
 
-def _markdown_table(head: Row, rows: Iterable[Row]) -> str:
-    def line(cells: Row) -> str:
+def _markdown_table(head: TableRow, rows: Iterable[TableRow]) -> str:
+    def line(cells: TableRow) -> str:
         return "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
 
     return "\n".join([line(head), "|" + "---|" * len(head), *(line(row) for row in rows)])

@@ -27,7 +27,7 @@ from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.generations.gloo import GlooKind
-from tmd.fabric.generations.inner import Request
+from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.generations.ring import RingKind
 from tmd.fabric.kept_calls import CollectiveCall
@@ -182,7 +182,7 @@ class Injector:
             self._ordered = [ArmedFault.parse(line) for line in lines]
             self._orders_of = version
 
-    def _building(self, kind: object, request: Request) -> None:
+    def _building(self, kind: object, request: GroupRequest) -> None:
         self.reach(f"building-{request.membership.epoch}")
 
     def _before_vote(self, fabric: tmd.fabric.Fabric, *_: object) -> None:

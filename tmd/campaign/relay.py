@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Dial = Callable[[], Awaitable[Streams]]
+StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial = Callable[[], Awaitable[StreamPair]]
 PIECE = 1 << 16
 RESET = struct.pack("ii", 1, 0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import structs
 
 from tmd.config import Log, Settings
-from tmd.core.alerts.findings import AT_ONCE, Rules
+from tmd.core.alerts.findings import AT_ONCE, FindingRules
 from tmd.core.values.model import Alert, Signal, Strategy
 from tmd.daemon import logs
 from tmd.daemon.journal import Journal
@@ -49,7 +49,7 @@ class Listening(Watcher):
         self._memory.close()
 
     def fold(
-        self, signal: Signal, detector: str, strategy: Strategy, rules: Rules = AT_ONCE
+        self, signal: Signal, detector: str, strategy: Strategy, rules: FindingRules = AT_ONCE
     ) -> bool:
         self._hear(detector, signal)
         return super().fold(signal, detector, strategy, rules)

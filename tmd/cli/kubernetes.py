@@ -73,7 +73,7 @@ def run(
 
     It takes back only what it has set, cordons no node and evicts no pod."""
     need("kubernetes", "the operator")
-    from tmd.core.planning.kubernetes import Rules
+    from tmd.core.planning.kubernetes import KubernetesRules
 
     labels, alive = labels_of(selector), liveness_at(liveness)
     runbook = f"{documentation_at(docs)}/operate/runbook.html" if docs else RUNBOOK
@@ -83,9 +83,9 @@ def run(
         from tmd.kubernetes.api import Kubernetes
 
         share = settings.breaker.hosts_percent / 100
-        rules = Rules(runbook, healthy_after_s=60 * healthy_after, hosts_share=share)
+        rules = KubernetesRules(runbook, healthy_after_s=60 * healthy_after, hosts_share=share)
         async with Kubernetes(namespace, labels) as cluster:
-            look = operator.Synchronizer(store, cluster, rules, leave=leave).look
+            look = operator.KubernetesSynchronizer(store, cluster, rules, leave=leave).look
             if once or dry_run:
                 await look_once(partial(look, dry_run=dry_run))
             else:

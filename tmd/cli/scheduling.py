@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PAGE = 1000
 
-Step = tuple[str, Callable[[], Awaitable[None]]]
+NamedChange = tuple[str, Callable[[], Awaitable[None]]]
 """A change in words, and what makes it."""
-Outcome = tuple[Sequence[str], Sequence[str]]
+DoneAndFailed = tuple[Sequence[str], Sequence[str]]
 """The result of one look, in sentences: what stays as it is, and each change that failed."""
 
 
@@ -82,7 +82,7 @@ class Drains:
         drain: Iterable[tuple[str, str]],
         undrain: Iterable[str],
         barred: Collection[str] = (),
-    ) -> Iterator[Step]:
+    ) -> Iterator[NamedChange]:
         """``view``: from which ``drain`` and ``undrain`` were derived. ``barred``: hosts that get
         no rank until their drain is withdrawn."""
         seen = {request.host: request.id for request in view.drains}
@@ -115,7 +115,7 @@ class Drains:
         )
 
 
-async def carry_out(steps: Iterable[Step], *, dry_run: bool) -> list[str]:
+async def carry_out(steps: Iterable[NamedChange], *, dry_run: bool) -> list[str]:
     """Make each change and print it. Returns a sentence for each one that failed; such a change
     does not stop the others."""
     failed = []
@@ -132,7 +132,7 @@ async def carry_out(steps: Iterable[Step], *, dry_run: bool) -> list[str]:
     return failed
 
 
-async def look_once(look: Callable[[], Awaitable[Outcome]]) -> None:
+async def look_once(look: Callable[[], Awaitable[DoneAndFailed]]) -> None:
     """Print what is left; exit status 1 if a change failed."""
     problems, failed = await look()
     for problem in (*problems, *failed):
@@ -142,7 +142,7 @@ async def look_once(look: Callable[[], Awaitable[Outcome]]) -> None:
 
 
 async def look_always(
-    look: Callable[[], Awaitable[Outcome]], rest: Callable[[], Awaitable[object]]
+    look: Callable[[], Awaitable[DoneAndFailed]], rest: Callable[[], Awaitable[object]]
 ) -> None:
     """Look until cancelled, with ``rest`` between two looks. A problem is printed once as long as
     it lasts."""

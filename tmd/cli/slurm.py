@@ -12,11 +12,11 @@ import typer
 
 from tmd.cli.common import ConfigOption, with_store
 from tmd.cli.scheduling import (
+    DoneAndFailed,
     Drains,
     HostHistory,
-    Outcome,
+    NamedChange,
     SchedulerError,
-    Step,
     carry_out,
     look_always,
     look_once,
@@ -24,7 +24,7 @@ from tmd.cli.scheduling import (
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.planning.slurm import Changes, Rules
+    from tmd.core.planning.slurm import SlurmChanges, SlurmRules
     from tmd.core.values.model import ClusterView
     from tmd.daemon.bus import Store
     from tmd.daemon.store import RedisStore
@@ -63,18 +63,18 @@ def sync(
     """
 
     async def run(store: RedisStore, settings: Settings) -> None:
-        rules = Rules(
+        rules = SlurmRules(
             drain_nodes=drain_nodes,
             resume_after_s=60 * resume_after,
             hosts_share=settings.breaker.hosts_percent / 100,
         )
-        synchronizer = Synchronizer(store, rules, leave=leave)
+        synchronizer = SlurmSynchronizer(store, rules, leave=leave)
         if once or dry_run:
             await look_once(partial(synchronizer.look, dry_run=dry_run))
         else:
             await look_always(synchronizer.look, partial(asyncio.sleep, every))
 
-    from tmd.core.planning.slurm import Rules
+    from tmd.core.planning.slurm import SlurmRules
 
     with_store(config, run)
 
@@ -83,15 +83,15 @@ class SlurmError(SchedulerError):
     """A command of Slurm failed."""
 
 
-class Synchronizer:
+class SlurmSynchronizer:
     """Looks at both sides and makes them agree."""
 
-    def __init__(self, store: Store, rules: Rules, *, leave: bool) -> None:
+    def __init__(self, store: Store, rules: SlurmRules, *, leave: bool) -> None:
         self._history = HostHistory(store)
         self._drains = Drains(store, leave=leave)
         self._rules = rules
 
-    async def look(self, *, dry_run: bool = False) -> Outcome:
+    async def look(self, *, dry_run: bool = False) -> DoneAndFailed:
         """Look once and change what differs.
 
         Raises:
@@ -106,7 +106,7 @@ class Synchronizer:
         found = changes(view, nodes, records=records, now=now, rules=self._rules)
         return found.problems, await carry_out(self.steps(found, view), dry_run=dry_run)
 
-    def steps(self, found: Changes, view: ClusterView) -> Iterator[Step]:
+    def steps(self, found: SlurmChanges, view: ClusterView) -> Iterator[NamedChange]:
         """``view``: from which the changes were derived."""
         yield from self._drains.steps(view, found.drain, found.undrain)
         for node, reason in found.mark:

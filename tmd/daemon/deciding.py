@@ -65,7 +65,7 @@ def grounds(
     return Grounds(record, hosts, (*requests, *also, view.exits(job), view.findings(job)), verdicts)
 
 
-class Settled(NamedTuple):
+class NothingDecided(NamedTuple):
     """A job about which there was nothing to decide."""
 
     grounds: Grounds
@@ -81,7 +81,7 @@ class Decider:
     def __init__(self, limits: PlanLimits, shadow_goals: ShadowGoals) -> None:
         self._limits, self._shadow_goals = limits, shadow_goals
         self._seen: dict[str, Seen] = {}
-        self._settled: dict[str, Settled] = {}
+        self._settled: dict[str, NothingDecided] = {}
         self._logged: dict[str, str] = {}
         self._blind, self._saw_at = False, 0.0
 
@@ -101,7 +101,7 @@ class Decider:
             # A bug that one job shows must not end the daemons of all, one leader after the other.
             log.exception("the decision about a job failed, it is left as it is", job=job)
             gap = None if settled is None else settled.gap
-            self._settled[job] = Settled(found, now + FAILED_S, gap)
+            self._settled[job] = NothingDecided(found, now + FAILED_S, gap)
             return None
 
     def _decided(self, view: ClusterView, job: str, found: Grounds, now: float) -> JobRecord | None:
@@ -117,7 +117,7 @@ class Decider:
         limits, ages = structs.astuple(self._limits), {age, *silences.values()}
         ahead = (limit - age for age in ages for limit in limits if limit > age)
         gap = None if record is None else unprotected(view, record)
-        self._settled[job] = Settled(found, now + min(ahead, default=math.inf) + 0.001, gap)
+        self._settled[job] = NothingDecided(found, now + min(ahead, default=math.inf) + 0.001, gap)
         return None
 
     def due(self, job: str) -> float:

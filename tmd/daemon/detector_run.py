@@ -85,7 +85,7 @@ async def supported(loaded: LoadedDetector) -> None:
         await asyncio.sleep(ASK_S)
 
 
-class Run:
+class DetectorRun:
     """One run of a detector, in a task of its own: code of a plug-in may ignore that it is
     cancelled, and must hold up nobody then.
 

@@ -19,7 +19,7 @@ CREDITS = 8
 """How many leaders a record names."""
 
 
-class Attempt(Struct, frozen=True):
+class UnconfirmedRevision(Struct, frozen=True):
     """A revision that may have been stored, and what it adds."""
 
     lease_epoch: int
@@ -45,7 +45,7 @@ class LossLedger:
 
     def __init__(self) -> None:
         self._pending: dict[str, Counter[str]] = {}
-        self._attempts: dict[str, list[Attempt]] = {}
+        self._attempts: dict[str, list[UnconfirmedRevision]] = {}
         """By job: attempts of which it is not known whether they were stored."""
 
     def add(self, job: str, cause: LossCause, rank_seconds: float) -> None:
@@ -66,7 +66,7 @@ class LossLedger:
         )
         return structs.replace(after, lost=lost, credited=tuple(credited[-CREDITS:]))
 
-    def _attempt(self, after: JobRecord) -> Attempt | None:
+    def _attempt(self, after: JobRecord) -> UnconfirmedRevision | None:
         known = self._attempts.get(after.job, [])
         for attempt in known:
             if (attempt.revision, attempt.lease_epoch) == (after.revision, after.lease_epoch):
@@ -74,7 +74,7 @@ class LossLedger:
         pending = self._pending.get(after.job)
         if not pending:
             return None
-        attempt = Attempt(after.lease_epoch, after.revision, dict(pending))
+        attempt = UnconfirmedRevision(after.lease_epoch, after.revision, dict(pending))
         self._attempts[after.job] = [*known, attempt]
         return attempt
 

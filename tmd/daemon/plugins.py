@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from tmd.config import Plugins, Settings
-from tmd.core.alerts.findings import AT_ONCE, Rules
+from tmd.core.alerts.findings import AT_ONCE, FindingRules
 from tmd.core.values.errors import ConfigError, PluginError
 from tmd.core.values.reasons import in_words
 from tmd.plugin import (
@@ -47,7 +47,7 @@ class LoadedDetector(Struct, frozen=True):
     origin: PluginOrigin
     state_dir: Path
     """The detector's own folder, created when it starts."""
-    rules: Rules = AT_ONCE
+    rules: FindingRules = AT_ONCE
     """When its findings count, and how recurring ones are treated."""
 
     def why_not(self) -> str | None:

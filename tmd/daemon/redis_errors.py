@@ -17,7 +17,7 @@ from msgspec import Struct
 from tmd.core.values.reasons import in_words
 
 
-class Cause(Struct, frozen=True):
+class RedisFailure(Struct, frozen=True):
     """A kind of failure: the pattern of its text, its meaning, and the remedy."""
 
     pattern: str
@@ -29,49 +29,49 @@ WRONG_TYPE = "WRONGTYPE"
 """The error code for a key that holds a value of another type than the request needs."""
 
 REPLIES = (
-    Cause(
+    RedisFailure(
         r"\bOOM\b|OutOfMemoryError",
         "Redis is out of memory and refuses writes",
         "raise its maxmemory or delete other programs' keys; set maxmemory-policy noeviction",
     ),
-    Cause(
+    RedisFailure(
         r"\bREADONLY\b|ReadOnlyError|read.only replica",
         "this Redis is a read-only replica",
         "point [redis] url at the master, or use redis+sentinel:// to have it found",
     ),
-    Cause(
+    RedisFailure(
         r"\bMISCONF\b",
         "Redis cannot save its data and refuses writes",
         "see the log of Redis; usually its disk is full",
     ),
-    Cause(
+    RedisFailure(
         r"\bNOAUTH\b|\bWRONGPASS\b|AuthenticationError|[Aa]uthentication required|unauthenticated"
         r"|invalid (username-)?password|AUTH <password> called without any password",
         "Redis does not accept the user or password",
         "correct the login in [redis] url; that of Sentinels is its option sentinel_password",
     ),
-    Cause(
+    RedisFailure(
         r"\bNOPERM\b|NoPermissionError|no permissions",
         "the user of [redis] url is not permitted to do this",
         "give it the rights listed in the redis.acl that tmd ships",
     ),
-    Cause(
+    RedisFailure(
         r"\bLOADING\b|BusyLoadingError",
         "Redis is still loading its data",
         "wait, or check the log of Redis",
     ),
-    Cause(r"\bBUSY\b", "Redis is busy with a script", "see 'redis-cli SCRIPT KILL'"),
-    Cause(
+    RedisFailure(r"\bBUSY\b", "Redis is busy with a script", "see 'redis-cli SCRIPT KILL'"),
+    RedisFailure(
         r"\bMASTERDOWN\b|\bNOREPLICAS\b|\bCLUSTERDOWN\b|Master(Down|NotFound)Error|ClusterDownError",
         "Redis has no working master at the moment",
         "check its replication state; the service name in [redis] url must be the Sentinel's",
     ),
-    Cause(
+    RedisFailure(
         r"max number of clients",
         "Redis has reached its limit of clients",
         "raise its maxclients",
     ),
-    Cause(
+    RedisFailure(
         r"Protocol Error|InvalidResponse",
         "the server that answers is not Redis",
         "correct host and port in [redis] url",

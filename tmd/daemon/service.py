@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tmd.config import Settings
-from tmd.core.alerts.findings import Rules
+from tmd.core.alerts.findings import FindingRules
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.core.values.model import HostStatus, Signal, Strategy
@@ -143,7 +143,7 @@ class Service:
 
     def _report(self, found: Signal) -> None:
         """Raise a finding about a job on this host."""
-        rules = Rules(hold_s=self._settings.leader.unprotected_s)
+        rules = FindingRules(hold_s=self._settings.leader.unprotected_s)
         self.watcher.fold(found, "leader", Strategy.ADVISE, rules)
 
     def _web(self, settings: Settings, store: Store) -> Web | None:
@@ -152,7 +152,7 @@ class Service:
             return None
         # Imported only when used: it costs a daemon memory and start-up time.
         from tmd.daemon.web.page_samples import History
-        from tmd.daemon.web.parts import Local, Parts
+        from tmd.daemon.web.parts import Local, WebParts
         from tmd.daemon.web.server import Web
 
         def local() -> Local:
@@ -172,7 +172,7 @@ class Service:
         names = frozenset(
             n.lower() for n in (address[0], host.name, host.advertise, *settings.http.names)
         )
-        return Web(address, Parts(store, local, settings.http.token(), names, History()))
+        return Web(address, WebParts(store, local, settings.http.token(), names, History()))
 
     async def _wakes(self) -> None:
         """Ring the wake events. A missed wake-up delays work by at most one period."""

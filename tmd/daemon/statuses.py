@@ -20,7 +20,7 @@ class Named(Struct, frozen=True):
     host: str
 
 
-class Known(NamedTuple):
+class KnownStatus(NamedTuple):
     """What was read of one host."""
 
     text: bytes | None
@@ -30,7 +30,7 @@ class Known(NamedTuple):
     """Whether this version cannot decode it."""
 
 
-UNKNOWN = Known(None)
+UNKNOWN = KnownStatus(None)
 
 
 class Statuses(NamedTuple):
@@ -45,7 +45,7 @@ class StatusReader:
 
     def __init__(self, misplaced: Callable[[bytes], None] = lambda _: None) -> None:
         """``misplaced`` is called with each text that is stored under another host's name."""
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownStatus] = {}
         self._misplaced = misplaced
 
     def new(self, names: Iterable[str]) -> list[str]:
@@ -76,18 +76,18 @@ class StatusReader:
             tuple(name for name, known in ordered if known.later),
         )
 
-    def _of(self, name: str, text: bytes | None) -> Known:
+    def _of(self, name: str, text: bytes | None) -> KnownStatus:
         if text is None:
-            return Known(None)
+            return KnownStatus(None)
         before = self._known.get(name)
         if before is not None and before.text == text:
             return before
         try:
             status = msgspec.json.decode(text, type=HostStatus)
-            known, about = Known(text, status), status.host
+            known, about = KnownStatus(text, status), status.host
         except UNREADABLE:
-            known, about = Known(text, later=True), decoded(text, Named).host
+            known, about = KnownStatus(text, later=True), decoded(text, Named).host
         if about != name:
             self._misplaced(text)
-            return Known(text)
+            return KnownStatus(text)
         return known

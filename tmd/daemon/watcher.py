@@ -14,7 +14,7 @@ from contextlib import aclosing
 import structlog
 
 from tmd.core.alerts import triage
-from tmd.core.alerts.findings import AT_ONCE, Origin, Rules
+from tmd.core.alerts.findings import AT_ONCE, FindingRules, Origin
 from tmd.core.alerts.injection import injector
 from tmd.core.alerts.quota import BURST, PER_SECOND, Allowance
 from tmd.core.alerts.reconfiguration import farewells, with_strategy
@@ -25,7 +25,7 @@ from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import AlertCounter
-from tmd.daemon.detector_run import STOP_S, Context, Run, supported
+from tmd.daemon.detector_run import STOP_S, Context, DetectorRun, supported
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -43,7 +43,7 @@ LATE_S = 0.5
 """A turn of the loop later than this means that the daemon itself was not running."""
 
 
-class Watched:
+class WatchedDetector:
     """A detector and its task, if it runs."""
 
     def __init__(self, loaded: LoadedDetector) -> None:
@@ -69,11 +69,11 @@ class Watcher:
         unwritten: int = 10_000,
     ) -> None:
         """``unwritten``: alerts on their way to the journal; beyond it, the oldest are dropped."""
-        self.board = triage.Board()
+        self.board = triage.FindingsBoard()
         self.counter = AlertCounter()
         self._host = host
         self._incarnation = incarnation
-        self._watched = {loaded.origin.name: Watched(loaded) for loaded in detectors}
+        self._watched = {loaded.origin.name: WatchedDetector(loaded) for loaded in detectors}
         self._tasks = asyncio.TaskGroup()
         self._roster = roster
         self._store = store
@@ -109,7 +109,7 @@ class Watcher:
         for name, loaded in wanted.items():
             watched = self._watched.get(name)
             if watched is None:
-                self._watched[name] = watched = Watched(loaded)
+                self._watched[name] = watched = WatchedDetector(loaded)
             elif watched.loaded.config == loaded.config:
                 watched.strategy = loaded.strategy
                 self.board = with_strategy(self.board, name, loaded.strategy)
@@ -123,11 +123,11 @@ class Watcher:
         self._roster.urgent.ring()
         return restarted
 
-    def _start(self, watched: Watched) -> None:
+    def _start(self, watched: WatchedDetector) -> None:
         name = f"detector {watched.loaded.origin.name}"
         watched.task = self._tasks.create_task(self._supervise(watched), name=name)
 
-    async def _stop(self, watched: Watched) -> bool:
+    async def _stop(self, watched: WatchedDetector) -> bool:
         """Return whether it has ended: two instances at once would contradict each other."""
         if watched.task is None:
             return True
@@ -153,7 +153,7 @@ class Watcher:
         signal: Signal,
         detector: str,
         strategy: Strategy,
-        rules: Rules = AT_ONCE,
+        rules: FindingRules = AT_ONCE,
     ) -> bool:
         """Take in one signal; return whether it was news."""
         self._count += 1
@@ -181,15 +181,15 @@ class Watcher:
             except Exception:  # contained, as whatever a detector raises
                 log.exception("detector failed at 'tmd set-healthy'", detector=name)
 
-    def terms(self) -> dict[str, tuple[Strategy, Rules]]:
+    def terms(self) -> dict[str, tuple[Strategy, FindingRules]]:
         """The strategy of each enabled detector, and when its findings count."""
         return {name: (w.strategy, w.loaded.rules) for name, w in self._watched.items()}
 
-    def _note(self, board: triage.Board, news: triage.News) -> None:
+    def _note(self, board: triage.FindingsBoard, news: triage.NewAlerts) -> None:
         self.board = board
         self.publish(news)
 
-    def publish(self, news: triage.News) -> None:
+    def publish(self, news: triage.NewAlerts) -> None:
         """Log ``news`` and queue it for the journal and the store."""
         for alert in news:
             log.warning(
@@ -208,7 +208,7 @@ class Watcher:
 
     # --- detectors --------------------------------------------------------------------------------
 
-    async def _supervise(self, watched: Watched) -> None:
+    async def _supervise(self, watched: WatchedDetector) -> None:
         loaded = watched.loaded
         pause = RESTART_S[0]
         while True:
@@ -232,7 +232,7 @@ class Watcher:
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_S[1])
 
-    async def _attend(self, watched: Watched) -> None:
+    async def _attend(self, watched: WatchedDetector) -> None:
         """Run the detector until it ends, raises or falls silent."""
         loaded = watched.loaded
         loaded.state_dir.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ class Watcher:
             recovery.cancel()
             self._report_failure(loaded, "missed its deadline and does not stop")
 
-        run = Run(self._watch(watched, context), context, loaded.detector.deadline_s, stuck)
+        run = DetectorRun(self._watch(watched, context), context, loaded.detector.deadline_s, stuck)
         try:
             while True:
                 try:
@@ -261,7 +261,7 @@ class Watcher:
         finally:
             recovery.cancel()
 
-    async def _watch(self, watched: Watched, context: Context) -> None:
+    async def _watch(self, watched: WatchedDetector, context: Context) -> None:
         loaded = watched.loaded
         async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
             async for signal in signals:

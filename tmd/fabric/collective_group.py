@@ -31,7 +31,7 @@ _UNSENT = frozenset({FrameKind.BROADCAST, FrameKind.SCATTER})
 _APART = frozenset({FrameKind.ALLGATHER, FrameKind.GATHER, FrameKind.SCATTER})
 """Operations that do not work in place: even the root's outputs are uninitialised."""
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
-Tensors = list[Tensor]
+TensorList = list[Tensor]
 Nested = list[list[Tensor]]
 
 
@@ -72,20 +72,20 @@ class CollectiveGroup(Identity):
     # --- reductions ----------------------------------------------------------------------------
 
     @untraced
-    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, *_: Any) -> Work:
+    def allreduce(self, tensors: TensorList | Tensor, opts: Any = None, *_: Any) -> Work:
         return self._allreduce([tensors] if isinstance(tensors, Tensor) else tensors, opts)
 
     @untraced
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: TensorList, opts: Any = None) -> Work:
         return self._allreduce(tensors, opts)
 
-    def _allreduce(self, tensors: Tensors, opts: Any) -> Work:
+    def _allreduce(self, tensors: TensorList, opts: Any) -> Work:
         how = self._reduction("all_reduce", opts, tensors)
         body = Allreduce(how)
         return self._submit(FrameKind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
 
     @untraced
-    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+    def reduce(self, tensors: TensorList, opts: Any = None) -> Work:
         opts = dist.ReduceOptions() if opts is None else opts
         how = self._reduction("reduce", opts, tensors)
         body = on_tensors.reduce(how, opts.rootRank)
@@ -94,7 +94,7 @@ class CollectiveGroup(Identity):
         )
 
     @untraced
-    def reduce_scatter(self, outputs: Tensors, inputs: Nested, opts: Any = None) -> Work:
+    def reduce_scatter(self, outputs: TensorList, inputs: Nested, opts: Any = None) -> Work:
         for out, given in zip(outputs, inputs, strict=True):
             self._need_one_per_rank("reduce_scatter", given)
             own = given[max(self.rank(), 0)]
@@ -104,11 +104,11 @@ class CollectiveGroup(Identity):
 
     @untraced
     def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: TensorList, inputs: TensorList, opts: Any = None
     ) -> Work:
         return self._reduce_scatter_each(outputs, inputs, opts)
 
-    def _reduce_scatter_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def _reduce_scatter_each(self, outputs: TensorList, inputs: TensorList, opts: Any) -> Work:
         for out, given in zip(outputs, inputs, strict=True):
             if given.numel() != out.numel() * self.size():
                 raise ValueError(
@@ -125,7 +125,7 @@ class CollectiveGroup(Identity):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def _reduce_scatter(self, outputs: TensorList, inputs: TensorList, opts: Any) -> Work:
         how = self._reduction("reduce_scatter", opts, inputs)
         body = on_tensors.reduce_scatter(how)
         return self._submit(FrameKind.REDUCE_SCATTER, body, outputs, inputs, opts, detail=how.code)
@@ -133,17 +133,17 @@ class CollectiveGroup(Identity):
     # --- moving data ---------------------------------------------------------------------------
 
     @untraced
-    def broadcast(self, tensors: Tensors | Tensor, opts: Any = None, *_: Any) -> Work:
+    def broadcast(self, tensors: TensorList | Tensor, opts: Any = None, *_: Any) -> Work:
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
         body = on_tensors.broadcast(root)
         return self._submit(FrameKind.BROADCAST, body, tensors, tensors, opts, root=root)
 
     @untraced
-    def allgather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+    def allgather(self, outputs: Nested, inputs: TensorList, opts: Any = None) -> Work:
         return self._allgather(outputs, inputs, opts)
 
-    def _allgather(self, outputs: Nested, inputs: Tensors, opts: Any) -> Work:
+    def _allgather(self, outputs: Nested, inputs: TensorList, opts: Any) -> Work:
         for mine, own in zip(outputs, inputs, strict=True):
             self._need_one_per_rank("all_gather", mine)
             if mine[max(self.rank(), 0)].numel() != own.numel():
@@ -152,7 +152,7 @@ class CollectiveGroup(Identity):
         return self._submit(FrameKind.ALLGATHER, on_tensors.allgather, flat, inputs, opts)
 
     @untraced
-    def allgather_coalesced(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+    def allgather_coalesced(self, outputs: Nested, inputs: TensorList, opts: Any = None) -> Work:
         """``outputs`` has one list per rank, as long as ``inputs``; ``allgather`` has it the other
         way round."""
         if len(outputs) != self.size() or any(len(mine) != len(inputs) for mine in outputs):
@@ -165,11 +165,11 @@ class CollectiveGroup(Identity):
 
     @untraced
     def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: TensorList, inputs: TensorList, opts: Any = None
     ) -> Work:
         return self._all_gather_each(outputs, inputs, opts)
 
-    def _all_gather_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+    def _all_gather_each(self, outputs: TensorList, inputs: TensorList, opts: Any) -> Work:
         for out, own in zip(outputs, inputs, strict=True):
             if out.numel() != own.numel() * self.size():
                 raise ValueError(
@@ -187,10 +187,10 @@ class CollectiveGroup(Identity):
     _allgather_base = all_gather_single
 
     @untraced
-    def gather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+    def gather(self, outputs: Nested, inputs: TensorList, opts: Any = None) -> Work:
         return self._gather(outputs, inputs, opts)
 
-    def _gather(self, outputs: Nested, inputs: Tensors, opts: Any) -> Work:
+    def _gather(self, outputs: Nested, inputs: TensorList, opts: Any) -> Work:
         root = getattr(opts, "rootRank", 0)
         flat = outputs[0] if outputs else []
         if self.rank() == root:
@@ -213,7 +213,7 @@ class CollectiveGroup(Identity):
         return self._gather([list(rows.tensor_split(self.size()))], [input], opts)
 
     @untraced
-    def scatter(self, outputs: Tensors, inputs: Nested, opts: Any = None) -> Work:
+    def scatter(self, outputs: TensorList, inputs: Nested, opts: Any = None) -> Work:
         root = getattr(opts, "rootRank", 0)
         flat = inputs[0] if inputs else []
         if self.rank() == root:
@@ -224,7 +224,7 @@ class CollectiveGroup(Identity):
         return self._submit(FrameKind.SCATTER, body, outputs, flat, opts, root=root)
 
     @untraced
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, outputs: TensorList, inputs: TensorList, opts: Any = None) -> Work:
         self._need_one_per_rank("all_to_all", outputs)
         self._need_one_per_rank("all_to_all", inputs)
         if outputs[max(self.rank(), 0)].numel() != inputs[max(self.rank(), 0)].numel():

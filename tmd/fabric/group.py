@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tmd.core.values.errors import LinkError
 from tmd.fabric import coalescing
-from tmd.fabric.collective_group import CollectiveGroup, Tensors
+from tmd.fabric.collective_group import CollectiveGroup, TensorList
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.inbox import ANY, PostedReceive
@@ -31,7 +31,7 @@ class Group(CollectiveGroup):
     """A process group whose members can be replaced."""
 
     @untraced
-    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Work:
+    def send(self, tensors: TensorList, dstRank: int, tag: int = 0) -> Work:
         """Complete when the tensor may be changed, whether or not the message was received."""
         tensor = _single(tensors)
         self._need_rank(dstRank)
@@ -59,15 +59,15 @@ class Group(CollectiveGroup):
         return self._begun(work)
 
     @untraced
-    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Work:
+    def recv(self, tensors: TensorList, srcRank: int, tag: int = 0) -> Work:
         self._need_rank(srcRank)
         return self._receive(tensors, srcRank, tag)
 
     @untraced
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: TensorList, tag: int = 0) -> Work:
         return self._receive(tensors, ANY, tag)
 
-    def _receive(self, tensors: Tensors, source: int, tag: int) -> Work:
+    def _receive(self, tensors: TensorList, source: int, tag: int) -> Work:
         _single(tensors)
         _check_tag(tag)
         self._fabric.passes.saw(FrameKind.MESSAGE)
@@ -151,7 +151,7 @@ def _check_tag(tag: int) -> None:
         raise ValueError(f"the tag of a message is a number from 0 to {TAGS - 1}, got {tag}")
 
 
-def _single(tensors: Tensors) -> Tensor:
+def _single(tensors: TensorList) -> Tensor:
     if len(tensors) != 1:
         raise ValueError(f"a message is one tensor, got {len(tensors)}")
     return tensors[0]

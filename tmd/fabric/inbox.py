@@ -20,7 +20,7 @@ Deliver = Callable[[LinkError | None, int], None]
 
 
 @dataclass(eq=False)
-class Message:
+class UnclaimedMessage:
     """A message without a receive. ``source`` is a rank of the group."""
 
     source: int
@@ -63,11 +63,11 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._messages: list[Message] = []
+        self._messages: list[UnclaimedMessage] = []
         self._receives: list[PostedReceive] = []
         self._held = 0
 
-    def post(self, receive: PostedReceive) -> Message | None:
+    def post(self, receive: PostedReceive) -> UnclaimedMessage | None:
         """The matching message, removed; otherwise ``receive`` waits here for one."""
         with self._changed:
             message = self._pop_message(receive)
@@ -81,7 +81,7 @@ class Inbox:
         with self._changed:
             return self._pop_receive(source, tag, epoch)
 
-    def arrive(self, message: Message) -> PostedReceive | None:
+    def arrive(self, message: UnclaimedMessage) -> PostedReceive | None:
         """The receive that waits for ``message``, removed; otherwise the message stays here."""
         with self._changed:
             receive = self._pop_receive(message.source, message.tag, message.epoch)
@@ -105,7 +105,7 @@ class Inbox:
             self._changed.notify_all()
             return gone
 
-    def carry(self, old: EpochView, new: EpochView) -> list[tuple[PostedReceive, Message]]:
+    def carry(self, old: EpochView, new: EpochView) -> list[tuple[PostedReceive, UnclaimedMessage]]:
         """Move the receives of ``old`` to ``new``; return those whose message is here, removed."""
         found = []
         with self._changed:
@@ -131,7 +131,7 @@ class Inbox:
                 lambda: self._held < KEPT or bool(self._receives), timeout=seconds
             )
 
-    def _pop_message(self, receive: PostedReceive) -> Message | None:
+    def _pop_message(self, receive: PostedReceive) -> UnclaimedMessage | None:
         for message in self._messages:
             if receive.matches(message.source, message.tag, message.epoch):
                 self._messages.remove(message)

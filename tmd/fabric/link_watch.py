@@ -26,7 +26,7 @@ IDLE_S = 1.0
 """How often the thread looks whether it is still needed."""
 
 
-class Watched(Protocol):
+class WatchedEpoch(Protocol):
     """The epoch whose links are watched."""
 
     def has(self, link: Link) -> bool: ...
@@ -43,7 +43,7 @@ class _End(Enum):
 class LinkWatch:
     """Owns a thread from the first link on. It does nothing unless ``enabled``."""
 
-    def __init__(self, current: Callable[[], Watched | None]) -> None:
+    def __init__(self, current: Callable[[], WatchedEpoch | None]) -> None:
         self.enabled = False
         self._current = current
         self._links: dict[int, Link] = {}

@@ -15,7 +15,7 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import PROBE_PERIOD, SENDING, EpochView, LinkKey
 from tmd.fabric.frame import FrameHeader, FrameKind, unpacked
 from tmd.fabric.handshake import LinkPurpose
-from tmd.fabric.inbox import ANY, Inbox, Message, PostedReceive
+from tmd.fabric.inbox import ANY, Inbox, PostedReceive, UnclaimedMessage
 from tmd.fabric.link import Link
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.transfer import PeerLate, PeerLost, receive_some, send
@@ -66,7 +66,9 @@ class Mailbox:
         """
         if standing.rank == self._ranks[to]:
             data = bytearray(payload)
-            return self._arrive(Message(to, header.detail, header.epoch, header.dtype, data))
+            return self._arrive(
+                UnclaimedMessage(to, header.detail, header.epoch, header.dtype, data)
+            )
         link = standing.link(self._group, self._ranks[to], SENDING, patience=patience)
         send(link, header.packed(len(payload)), payload)
 
@@ -157,7 +159,7 @@ class Mailbox:
         if receive is None:
             data = bytearray(size)
             _fill(link, memoryview(data))
-            message = Message(source, header.detail, header.epoch, header.dtype, data)
+            message = UnclaimedMessage(source, header.detail, header.epoch, header.dtype, data)
             return self._arrive(message)
         fault = receive.mismatch(header.dtype, size)
         try:
@@ -176,12 +178,12 @@ class Mailbox:
         rank = standing.membership.rank_of(worker) if standing is not None else None
         return self._ranks.index(rank) if rank in self._ranks else None
 
-    def _arrive(self, message: Message) -> None:
+    def _arrive(self, message: UnclaimedMessage) -> None:
         receive = self._inbox.arrive(message)
         if receive is not None:
             self._hand_over(receive, message)
 
-    def _hand_over(self, receive: PostedReceive, message: Message) -> None:
+    def _hand_over(self, receive: PostedReceive, message: UnclaimedMessage) -> None:
         fault = receive.mismatch(message.dtype, len(message.data))
         if fault is None:
             receive.into[:] = message.data

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-Job = Callable[[], None]
+QueuedCall = Callable[[], None]
 """Must not raise."""
 ENDING_S = 2.0
 
@@ -20,7 +20,7 @@ class SerialExecutor:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[QueuedCall | None] = SimpleQueue()
         self._turn = threading.Lock()
         self._idle = threading.Condition()
         self._pending = 0
@@ -32,7 +32,7 @@ class SerialExecutor:
         """Whether a job is running or queued."""
         return self._pending > 0
 
-    def run(self, job: Job, *, inline: bool) -> None:
+    def run(self, job: QueuedCall, *, inline: bool) -> None:
         """Run ``job`` after all earlier ones; if ``inline``, possibly before returning."""
         with self._idle:
             alone = self._pending == 0

@@ -15,7 +15,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.types import PatchType
 
 from tmd.cli.scheduling import SchedulerError
-from tmd.core.planning.kubernetes import Node, NodeChange, NodeDrain
+from tmd.core.planning.kubernetes import KubernetesNode, NodeChange, NodeDrain
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words
 from tmd.kubernetes import objects
@@ -57,7 +57,7 @@ class Kubernetes:
     ) -> None:
         await self._client.close()
 
-    async def nodes(self) -> list[Node]:
+    async def nodes(self) -> list[KubernetesNode]:
         """All of them; those without the labels are not selected.
 
         Raises:

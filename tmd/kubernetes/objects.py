@@ -10,10 +10,10 @@ from tmd.core.planning.kubernetes import (
     CONDITION,
     HOST,
     Condition,
-    Event,
-    Node,
+    KubernetesNode,
     NodeChange,
     NodeDrain,
+    NodeEvent,
 )
 
 Object = Mapping[str, Any]
@@ -25,11 +25,11 @@ EVENTS = "default"
 ME = "tmd-operator"
 
 
-def node_of(body: Object, labels: Mapping[str, str | None] | None = None) -> Node:
+def node_of(body: Object, labels: Mapping[str, str | None] | None = None) -> KubernetesNode:
     """A node, from its object. ``labels``: those that a selected one has (``None``: any value)."""
     about = body["metadata"]
     found = _condition(_part(body, "status").get("conditions"), CONDITION)
-    return Node(
+    return KubernetesNode(
         name=about["name"],
         uid=about.get("uid") or "",
         cordoned=bool(_part(body, "spec").get("unschedulable")),
@@ -87,7 +87,7 @@ def completed(body: Object, message: str, now: str) -> dict[str, Any]:
     return {"metadata": version, "status": {"conditions": [*others, condition]}}
 
 
-def event(about: Node, what: Event, now: str) -> dict[str, Any]:
+def event(about: KubernetesNode, what: NodeEvent, now: str) -> dict[str, Any]:
     """An Event about a node. Like the kubelet, it uses the name of the node as the UID."""
     return {
         "apiVersion": "v1",

@@ -10,8 +10,15 @@ from typing import Any
 
 import kopf
 
-from tmd.cli.scheduling import Drains, HostHistory, Outcome, Step, carry_out, look_always
-from tmd.core.planning.kubernetes import Changes, Rules, changes
+from tmd.cli.scheduling import (
+    DoneAndFailed,
+    Drains,
+    HostHistory,
+    NamedChange,
+    carry_out,
+    look_always,
+)
+from tmd.core.planning.kubernetes import KubernetesChanges, KubernetesRules, changes
 from tmd.core.values.model import ClusterView
 from tmd.core.values.reasons import in_words
 from tmd.daemon.bus import Store, WakeEvent
@@ -22,16 +29,18 @@ SETTLE_S = 0.1
 """Pause after an event: the list at the start, or the cordon of a rack, sends many."""
 
 
-class Synchronizer:
+class KubernetesSynchronizer:
     """Reconciles both sides."""
 
-    def __init__(self, store: Store, kubernetes: Kubernetes, rules: Rules, *, leave: bool) -> None:
+    def __init__(
+        self, store: Store, kubernetes: Kubernetes, rules: KubernetesRules, *, leave: bool
+    ) -> None:
         self._history = HostHistory(store)
         self._drains = Drains(store, leave=leave)
         self._kubernetes = kubernetes
         self._rules = rules
 
-    async def look(self, *, dry_run: bool = False) -> Outcome:
+    async def look(self, *, dry_run: bool = False) -> DoneAndFailed:
         """Look once and change what differs.
 
         Raises:
@@ -43,7 +52,7 @@ class Synchronizer:
         found = changes(view, nodes, asked, records=records, now=now, rules=self._rules)
         return found.problems, await carry_out(self._steps(found, view), dry_run=dry_run)
 
-    def _steps(self, found: Changes, view: ClusterView) -> Iterator[Step]:
+    def _steps(self, found: KubernetesChanges, view: ClusterView) -> Iterator[NamedChange]:
         yield from self._drains.steps(view, found.drain, found.undrain, found.barred)
         for change in found.mark:
             new = change.condition
@@ -86,7 +95,7 @@ class Watch:
 
 
 async def run(
-    look: Callable[[], Awaitable[Outcome]],
+    look: Callable[[], Awaitable[DoneAndFailed]],
     *,
     every_s: float,
     namespace: str,

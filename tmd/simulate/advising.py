@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 
 def advise(
-    hosts: options.Hosts = 128,
+    hosts: options.HostsOption = 128,
     price: Annotated[
         float, typer.Option(help="Price of a GPU for an hour, in any currency.")
     ] = 2.0,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of a host.")] = 8,
     standbys: Annotated[int, typer.Option(min=1, help="Most standbys to try.")] = 4,
-    replica_hosts: options.ReplicaHosts = 1,
-    days: options.Days = 30.0,
-    failures: options.Failures = "llama3",
-    trace: options.Trace = None,
-    mtbf_h: options.Mtbf = None,
-    repair_h: options.Repair = 24.0,
-    notice_h: options.Notice = 1.0,
-    announced: options.Announced = 0.0,
-    costs: options.CostSet = "bench",
-    cost: options.Cost = None,
-    checkpoint_s: options.Checkpoint = None,
+    replica_hosts: options.ReplicaHostsOption = 1,
+    days: options.DaysOption = 30.0,
+    failures: options.FailuresOption = "llama3",
+    trace: options.TraceOption = None,
+    mtbf_h: options.MtbfOption = None,
+    repair_h: options.RepairOption = 24.0,
+    notice_h: options.NoticeOption = 1.0,
+    announced: options.AnnouncedOption = 0.0,
+    costs: options.CostSetOption = "bench",
+    cost: options.CostOption = None,
+    checkpoint_s: options.CheckpointOption = None,
     runs: Annotated[
         int, typer.Option(min=1, help="Traces that are drawn and averaged; one with --trace.")
     ] = 10,
-    seed: options.Seed = 0,
+    seed: options.SeedOption = 0,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

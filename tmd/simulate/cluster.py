@@ -42,7 +42,7 @@ SETTLED_S = 60.0
 """Age of a finding when policies see it: other hosts have had time to report the same."""
 
 
-class Rules(Struct, frozen=True):
+class OperatorRules(Struct, frozen=True):
     """What an operator configures."""
 
     policies: Sequence[Policy]
@@ -50,11 +50,11 @@ class Rules(Struct, frozen=True):
     limits: PlanLimits
 
 
-class Cluster:
+class SimulatedCluster:
     """Hosts, the record of the job, and the leader's turns."""
 
     def __init__(
-        self, job: Job, standbys: int, hot: int, every: int, rules: Rules, follow_s: float
+        self, job: Job, standbys: int, hot: int, every: int, rules: OperatorRules, follow_s: float
     ) -> None:
         """``every``: steps between two snapshots. ``follow_s``: until a new shadow is in step."""
         self._rules, self._follow_s = rules, follow_s

@@ -9,10 +9,10 @@ from msgspec import Struct, structs
 from tmd.config import Settings
 from tmd.daemon.plugins import load_policies
 from tmd.simulate.closed_forms import checkpoint_every_s
-from tmd.simulate.cluster import Cluster, Rules
+from tmd.simulate.cluster import OperatorRules, SimulatedCluster
 from tmd.simulate.costs import Costs
-from tmd.simulate.engine import Response, run
-from tmd.simulate.ledger import Pace
+from tmd.simulate.engine import LossHandling, run
+from tmd.simulate.ledger import TrainingPace
 from tmd.simulate.restarting import Restarting
 from tmd.simulate.shrinking import Shrinking
 from tmd.simulate.standing_by import StandingBy
@@ -27,14 +27,14 @@ class Study(Struct, frozen=True):
 
     job: Job
     costs: Costs
-    rules: Rules
+    rules: OperatorRules
     checkpoint_every_s: float | None = None
     """Training time between checkpoints, 0 for none; ``None``: what loses least, for each way."""
     snapshot_steps: int = 10
     """Steps between two snapshots where a state exists once; 0 for none."""
 
 
-def rules_of(settings: Settings, *, announced: bool) -> Rules:
+def rules_of(settings: Settings, *, announced: bool) -> OperatorRules:
     """Policies and limits as configured. With ``announced`` faults degraded hosts are left, too.
     The job holds for as long as it must, so that its length is that of the trace.
 
@@ -46,7 +46,7 @@ def rules_of(settings: Settings, *, announced: bool) -> Rules:
         policies = structs.replace(settings.policies, enabled=(*enabled, ANNOUNCED))
         settings = structs.replace(settings, policies=policies)
     limits = structs.replace(settings.limits.limits(), hold_s=0.0)
-    return Rules(load_policies(settings), settings.breaker.rules(), limits)
+    return OperatorRules(load_policies(settings), settings.breaker.rules(), limits)
 
 
 def ways(kinds: Sequence[Kind], standbys: int) -> list[Way]:
@@ -63,7 +63,7 @@ def outcome(study: Study, trace: Sequence[Fault], way: Way) -> Outcome:
     return run(seen, study.job, way, _response(study, way), pace, study.costs.rejoin_s)
 
 
-def pace_of(study: Study, trace: Sequence[Fault], way: Way) -> Pace:
+def pace_of(study: Study, trace: Sequence[Fault], way: Way) -> TrainingPace:
     """What ``way`` pays for each step beside computing it."""
     job, costs = study.job, study.costs
     every = study.checkpoint_every_s
@@ -74,7 +74,7 @@ def pace_of(study: Study, trace: Sequence[Fault], way: Way) -> Pace:
     tmd, steps = way.kind in (Kind.WARM, Kind.HOT), study.snapshot_steps
     snapshots = costs.snapshot_s / (steps * costs.step_s) if tmd and job.unique and steps else 0.0
     shadow = costs.hot_share * way.standbys if way.kind is Kind.HOT else 0.0
-    return Pace(costs.step_s, every, costs.save_s, snapshots, shadow)
+    return TrainingPace(costs.step_s, every, costs.save_s, snapshots, shadow)
 
 
 def _rewinds(trace: Sequence[Fault], job: Job, way: Way) -> int:
@@ -87,7 +87,7 @@ def _rewinds(trace: Sequence[Fault], job: Job, way: Way) -> int:
     return every - losses(trace, job) if keeps else every
 
 
-def _response(study: Study, way: Way) -> Response:
+def _response(study: Study, way: Way) -> LossHandling:
     job, costs = study.job, study.costs
     if way.kind is Kind.RESTART:
         return Restarting(job, way.standbys, costs)
@@ -95,7 +95,7 @@ def _response(study: Study, way: Way) -> Response:
         return Shrinking(job, way.standbys, costs)
     hot = way.standbys if way.kind is Kind.HOT else 0
     every = study.snapshot_steps if job.unique else 0
-    cluster = Cluster(job, way.standbys, hot, every, study.rules, costs.prepare_s)
+    cluster = SimulatedCluster(job, way.standbys, hot, every, study.rules, costs.prepare_s)
     return StandingBy(cluster, costs)
 
 

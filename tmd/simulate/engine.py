@@ -14,8 +14,8 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from tmd.simulate.ledger import Ledger, Pace
-from tmd.simulate.phases import Event, Phase, after
+from tmd.simulate.ledger import TimeLedger, TrainingPace
+from tmd.simulate.phases import JobPhase, PhaseEvent, after
 from tmd.simulate.values import (
     HOUR,
     Cause,
@@ -26,11 +26,11 @@ from tmd.simulate.values import (
     Turn,
     Warned,
     Way,
-    Work,
+    WorkDone,
 )
 
 
-class Response(Protocol):
+class LossHandling(Protocol):
     """A way of going on. Each method is one event; ``None``: the job does what it did."""
 
     def at(self, place: int) -> str | None:
@@ -39,34 +39,36 @@ class Response(Protocol):
     def has(self, host: str) -> bool:
         """Whether ``host`` is up."""
 
-    def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
         """``host`` will be lost later."""
 
-    def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
         """``host``, or only its worker, is lost."""
 
-    def crashed(self, now: float, work: Work) -> Turn | None:
+    def crashed(self, now: float, work: WorkDone) -> Turn | None:
         """All workers have ended."""
 
-    def came(self, host: str, now: float, work: Work) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
         """``host``, or only its worker, is back."""
 
-    def proceed(self, now: float, work: Work) -> Turn | None:
+    def proceed(self, now: float, work: WorkDone) -> Turn | None:
         """The time of the latest answer is over."""
 
 
 class _Run:
     """One run; the methods are its events."""
 
-    def __init__(self, response: Response, pace: Pace, whole_s: float, rejoin_s: float) -> None:
+    def __init__(
+        self, response: LossHandling, pace: TrainingPace, whole_s: float, rejoin_s: float
+    ) -> None:
         self.response = response
-        self.ledger = Ledger(pace)
+        self.ledger = TimeLedger(pace)
         self.counts: Counter[str] = Counter()
         self.struck = 0
         self._whole_s, self._rejoin_s = whole_s, rejoin_s
         self._now = 0.0
-        self._phase = Phase.TRAINING
-        self._turn = Turn(Event.TRAINS)
+        self._phase = JobPhase.TRAINING
+        self._turn = Turn(PhaseEvent.TRAINS)
         self._queue: list[tuple[float, int, Callable[[], Turn | None]]] = []
         self._order = count()
         self._timer = 0
@@ -95,7 +97,7 @@ class _Run:
     def _pass(self, until: float) -> None:
         """Count the time up to ``until``."""
         seconds, self._now = until - self._now, until
-        if self._phase is Phase.TRAINING:
+        if self._phase is JobPhase.TRAINING:
             self.ledger.train(seconds, self._turn.speed)
         else:
             assert self._turn.cause is not None
@@ -107,7 +109,7 @@ class _Run:
         if turn.from_checkpoint:
             self.ledger.from_checkpoint()
         self._phase = after(self._phase, turn.event)
-        if turn.event is not Event.TRAINS:
+        if turn.event is not PhaseEvent.TRAINS:
             self.counts[str(turn.cause)] += 1
         self._turn = turn
         self._timer += 1
@@ -147,7 +149,12 @@ class _Run:
 
 
 def run(
-    trace: Sequence[Fault], job: Job, way: Way, response: Response, pace: Pace, rejoin_s: float
+    trace: Sequence[Fault],
+    job: Job,
+    way: Way,
+    response: LossHandling,
+    pace: TrainingPace,
+    rejoin_s: float,
 ) -> Outcome:
     """The outcome of ``way`` on ``trace``."""
     one = _Run(response, pace, job.whole_s, rejoin_s)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from tmd.simulate.values import Cause, Loss, Work
+from tmd.simulate.values import Cause, LostWork, WorkDone
 
 ROUNDING = 1e-6
 """Share of a step that is rounding and no work."""
 
 
-class Pace(NamedTuple):
+class TrainingPace(NamedTuple):
     """What training costs beside steps."""
 
     step_s: float
@@ -28,10 +28,10 @@ class Pace(NamedTuple):
     """Slow-down for hot standbys, as a share of training."""
 
 
-class Ledger:
+class TimeLedger:
     """Useful and lost seconds."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: TrainingPace) -> None:
         self.pace = pace
         self.useful_s = 0.0
         self.lost_s: dict[Cause, float] = defaultdict(float)
@@ -39,10 +39,10 @@ class Ledger:
         self._unsaved_s = 0.0
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         steps = int(self.useful_s / self.pace.step_s + ROUNDING)
         in_step = max(0.0, self.useful_s - steps * self.pace.step_s)
-        return Work(steps, in_step, self._unsaved_s)
+        return WorkDone(steps, in_step, self._unsaved_s)
 
     def stand(self, seconds: float, cause: Cause) -> None:
         """Time in which nothing is computed."""
@@ -63,7 +63,7 @@ class Ledger:
         else:
             self._unsaved_s = self._useful(saved, speed)
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: LostWork) -> None:
         """Work is lost and will be done again."""
         seconds = min(loss.seconds, self.useful_s)
         self.useful_s -= seconds

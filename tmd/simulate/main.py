@@ -23,25 +23,25 @@ ALL = "restart,elastic,warm,hot"
 
 
 def simulate(
-    hosts: options.Hosts = 128,
+    hosts: options.HostsOption = 128,
     standbys: Annotated[int, typer.Option(min=0, help="Compare 0 to so many standbys.")] = 2,
     ways: Annotated[str, typer.Option(help="Ways to compare, with commas.")] = ALL,
-    replica_hosts: options.ReplicaHosts = 1,
-    days: options.Days = 30.0,
-    failures: options.Failures = "llama3",
-    trace: options.Trace = None,
-    mtbf_h: options.Mtbf = None,
-    repair_h: options.Repair = 24.0,
-    notice_h: options.Notice = 1.0,
-    announced: options.Announced = 0.0,
-    costs: options.CostSet = "bench",
-    cost: options.Cost = None,
-    checkpoint_s: options.Checkpoint = None,
+    replica_hosts: options.ReplicaHostsOption = 1,
+    days: options.DaysOption = 30.0,
+    failures: options.FailuresOption = "llama3",
+    trace: options.TraceOption = None,
+    mtbf_h: options.MtbfOption = None,
+    repair_h: options.RepairOption = 24.0,
+    notice_h: options.NoticeOption = 1.0,
+    announced: options.AnnouncedOption = 0.0,
+    costs: options.CostSetOption = "bench",
+    cost: options.CostOption = None,
+    checkpoint_s: options.CheckpointOption = None,
     snapshot_steps: Annotated[
         int, typer.Option(min=0, help="Steps between snapshots where a state exists once.")
     ] = EVERY,
     runs: Annotated[int, typer.Option(min=1, help="Traces that are drawn and averaged.")] = 1,
-    seed: options.Seed = 0,
+    seed: options.SeedOption = 0,
     chart_file: Annotated[
         Path | None, typer.Option("--chart", help="Draw the lost hours by cause: FILE.svg.")
     ] = None,

@@ -13,7 +13,7 @@ from msgspec import Struct
 from tmd.config import load
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import costs, failures, trace_file
-from tmd.simulate.cluster import Rules
+from tmd.simulate.cluster import OperatorRules
 from tmd.simulate.compare import Study, rules_of
 from tmd.simulate.costs import Sourced
 from tmd.simulate.failures import Habits
@@ -21,47 +21,47 @@ from tmd.simulate.values import Fault, Job
 
 DAY_H = 24.0
 
-Hosts = Annotated[int, typer.Option(min=2, help="Hosts that train, without standbys.")]
-ReplicaHosts = Annotated[
+HostsOption = Annotated[int, typer.Option(min=2, help="Hosts that train, without standbys.")]
+ReplicaHostsOption = Annotated[
     int,
     typer.Option(
         min=1,
         help="Hosts of one model replica. All hosts of the job: each state exists once.",
     ),
 ]
-Days = Annotated[float, typer.Option(min=0.01, help="Length of the simulated time.")]
-Failures = Annotated[
+DaysOption = Annotated[float, typer.Option(min=0.01, help="Length of the simulated time.")]
+FailuresOption = Annotated[
     str,
     typer.Option(help="Published table of failures to draw a trace from: llama3 or trainmover."),
 ]
-Trace = Annotated[
+TraceOption = Annotated[
     Path | None,
     typer.Option(help="A trace of your own instead: CSV with a header, or JSON lines."),
 ]
-Mtbf = Annotated[
+MtbfOption = Annotated[
     float | None,
     typer.Option(
         "--mtbf-h", help="Mean hours between failures of the whole job, instead of the table's."
     ),
 ]
-Repair = Annotated[
+RepairOption = Annotated[
     float, typer.Option("--repair-h", min=0.0, help="Mean hours until a lost host is back.")
 ]
-Notice = Annotated[
+NoticeOption = Annotated[
     float, typer.Option("--notice-h", min=0.0, help="Hours from a warning to the loss of a host.")
 ]
-Announced = Annotated[
+AnnouncedOption = Annotated[
     float,
     typer.Option(min=0.0, max=1.0, help="Share of host failures that a detector finds before."),
 ]
-CostSet = Annotated[
+CostSetOption = Annotated[
     str, typer.Option(help="Costs of events: bench, published, or a TOML file of your own.")
 ]
-Cost = Annotated[
+CostOption = Annotated[
     list[str] | None,
     typer.Option(help="One cost, as step_s=4.5; may be given several times."),
 ]
-Checkpoint = Annotated[
+CheckpointOption = Annotated[
     float | None,
     typer.Option(
         "--checkpoint-s",
@@ -70,7 +70,7 @@ Checkpoint = Annotated[
         "each way]",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The same seed, the same result, on any machine.")]
+SeedOption = Annotated[int, typer.Option(help="The same seed, the same result, on any machine.")]
 
 
 class Source(Struct, frozen=True):
@@ -170,7 +170,7 @@ def costs_of(name: str, each: Sequence[str] | None) -> Sourced:
     return costs.changed(base, values, "--cost")
 
 
-def rules(config: Path | None, source: Source) -> Rules:
+def rules(config: Path | None, source: Source) -> OperatorRules:
     """Policies and limits of the configuration.
 
     Raises:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from tmd.core.values.tables import next_state
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """What the job does."""
 
     TRAINING = "training"
@@ -15,7 +15,7 @@ class Phase(StrEnum):
     HOLDING = "holding"  # waits for a host
 
 
-class Event(StrEnum):
+class PhaseEvent(StrEnum):
     """What a way makes of a change."""
 
     STANDS = "stands"
@@ -23,23 +23,23 @@ class Event(StrEnum):
     TRAINS = "trains"
 
 
-TABLE: dict[Phase, dict[Event, Phase]] = {
-    Phase.TRAINING: {
-        Event.TRAINS: Phase.TRAINING,
-        Event.STANDS: Phase.STANDING,
-        Event.HOLDS: Phase.HOLDING,
+TABLE: dict[JobPhase, dict[PhaseEvent, JobPhase]] = {
+    JobPhase.TRAINING: {
+        PhaseEvent.TRAINS: JobPhase.TRAINING,
+        PhaseEvent.STANDS: JobPhase.STANDING,
+        PhaseEvent.HOLDS: JobPhase.HOLDING,
     },
-    Phase.STANDING: {
-        Event.TRAINS: Phase.TRAINING,
-        Event.STANDS: Phase.STANDING,
-        Event.HOLDS: Phase.HOLDING,
+    JobPhase.STANDING: {
+        PhaseEvent.TRAINS: JobPhase.TRAINING,
+        PhaseEvent.STANDS: JobPhase.STANDING,
+        PhaseEvent.HOLDS: JobPhase.HOLDING,
     },
     # A host that comes has to be taken in before training goes on.
-    Phase.HOLDING: {Event.STANDS: Phase.STANDING, Event.HOLDS: Phase.HOLDING},
+    JobPhase.HOLDING: {PhaseEvent.STANDS: JobPhase.STANDING, PhaseEvent.HOLDS: JobPhase.HOLDING},
 }
 
 
-def after(phase: Phase, event: Event) -> Phase:
+def after(phase: JobPhase, event: PhaseEvent) -> JobPhase:
     """The phase after ``event``.
 
     Raises:

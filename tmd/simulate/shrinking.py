@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 from tmd.simulate.costs import Costs
-from tmd.simulate.phases import Event
+from tmd.simulate.phases import PhaseEvent
 from tmd.simulate.places import Places
-from tmd.simulate.values import Cause, Fault, Job, Loss, Turn, Warned, Work
+from tmd.simulate.values import Cause, Fault, Job, LostWork, Turn, Warned, WorkDone
 
 MOMENT_S = 1e-6
 """Rounding of virtual time."""
@@ -29,10 +29,10 @@ class Shrinking(Places):
         self._stands: Cause | None = None
         """Why the job stands still; ``None`` while it trains."""
 
-    def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
         return None  # it can only go on without the host, at the fault as well as before
 
-    def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
         if not self._remove(host):
             return None
         trained = self._ready.pop(host, None) is None
@@ -45,20 +45,20 @@ class Shrinking(Places):
         if not self._whole():
             # The state is lost with the last replica, unless it is saved before.
             return self._restarts(() if planned else _unsaved(work))
-        step = () if planned else (Loss(Cause.INTERRUPTED_STEP, work.in_step_s),)
+        step = () if planned else (LostWork(Cause.INTERRUPTED_STEP, work.in_step_s),)
         return self._resizes(Cause.PLANNED_MOVE if planned else Cause.RESIZE, step)
 
-    def crashed(self, now: float, work: Work) -> Turn | None:
+    def crashed(self, now: float, work: WorkDone) -> Turn | None:
         return self._restarts(_unsaved(work))
 
-    def came(self, host: str, now: float, work: Work) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
         self._add(host)
         self._start(now)
         if self._stands is Cause.HOLD:
             return self._restarts(())
         return self._trains(now) if self._stands is None else None
 
-    def proceed(self, now: float, work: Work) -> Turn | None:
+    def proceed(self, now: float, work: WorkDone) -> Turn | None:
         before = self._whole()
         for host in [h for h, at in self._ready.items() if at <= now + MOMENT_S]:
             del self._ready[host]
@@ -77,21 +77,21 @@ class Shrinking(Places):
     def _trains(self, now: float) -> Turn:
         until = min(self._ready.values(), default=math.inf)
         speed = self._whole() / self._job.replicas
-        return Turn(Event.TRAINS, max(0.0, until - now), speed=speed)
+        return Turn(PhaseEvent.TRAINS, max(0.0, until - now), speed=speed)
 
-    def _resizes(self, cause: Cause, losses: tuple[Loss, ...]) -> Turn:
+    def _resizes(self, cause: Cause, losses: tuple[LostWork, ...]) -> Turn:
         self._stands = cause
-        return Turn(Event.STANDS, self._costs.resize_s, cause, losses)
+        return Turn(PhaseEvent.STANDS, self._costs.resize_s, cause, losses)
 
-    def _restarts(self, losses: tuple[Loss, ...]) -> Turn:
+    def _restarts(self, losses: tuple[LostWork, ...]) -> Turn:
         """All replicas that have their hosts start from a checkpoint, or the job waits for one."""
         if all(None in replica for replica in self._replicas()):
             self._stands = Cause.HOLD
-            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
         self._ready.clear()
         self._stands = Cause.RESTART
         lasts = self._costs.restart_s
-        return Turn(Event.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+        return Turn(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
 
     def _whole(self) -> int:
         """Replicas whose hosts all train."""
@@ -105,5 +105,5 @@ class Shrinking(Places):
         return [self._ranks[n : n + size] for n in range(0, len(self._ranks), size)]
 
 
-def _unsaved(work: Work) -> tuple[Loss, ...]:
-    return (Loss(Cause.REPEATED_STEPS, work.unsaved_s),)
+def _unsaved(work: WorkDone) -> tuple[LostWork, ...]:
+    return (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),)

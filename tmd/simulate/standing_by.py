@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tmd.core.values.model import JobState, Phase, PlanKind
-from tmd.simulate.cluster import Cluster
+from tmd.simulate.cluster import SimulatedCluster
 from tmd.simulate.costs import Costs
-from tmd.simulate.phases import Event
-from tmd.simulate.values import Cause, Fault, Fells, Loss, Turn, Warned, Work
+from tmd.simulate.phases import PhaseEvent
+from tmd.simulate.values import Cause, Fault, Fells, LostWork, Turn, Warned, WorkDone
 
 FIRST = 2
 """Number of the step in which the planner takes a new job for one that trains."""
@@ -15,7 +15,7 @@ FIRST = 2
 class StandingBy:
     """A standby takes over each rank that is lost."""
 
-    def __init__(self, cluster: Cluster, costs: Costs) -> None:
+    def __init__(self, cluster: SimulatedCluster, costs: Costs) -> None:
         self._cluster, self._costs = cluster, costs
         self._stands: Cause | None = None
         """Why the job stands still; ``None`` while it trains."""
@@ -30,14 +30,14 @@ class StandingBy:
     def has(self, host: str) -> bool:
         return self._cluster.has(host)
 
-    def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
         if how is Warned.DRAIN:
             self._cluster.drain(host)
         else:
             self._cluster.degrade(host, now)
         return self._looked(now, work) if self._stands is None else None
 
-    def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
         needed = self._cluster.needs(host)
         if fault.fells is Fells.WORKER:
             self._cluster.end_worker(host)
@@ -49,10 +49,10 @@ class StandingBy:
             return self._recovered(now, work)
         return self._looked(now, work) if self._stands is None else None
 
-    def crashed(self, now: float, work: Work) -> Turn | None:
-        return self._restarted(now, (Loss(Cause.REPEATED_STEPS, work.unsaved_s),))
+    def crashed(self, now: float, work: WorkDone) -> Turn | None:
+        return self._restarted(now, (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),))
 
-    def came(self, host: str, now: float, work: Work) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
         if self._cluster.runs(host):
             return None  # its worker has started with all others
         self._cluster.add(host)
@@ -60,7 +60,7 @@ class StandingBy:
             return self._restarted(now, ()) if self._begins_anew else self._recovered(now, work)
         return self._looked(now, work) if self._stands is None else None
 
-    def proceed(self, now: float, work: Work) -> Turn | None:
+    def proceed(self, now: float, work: WorkDone) -> Turn | None:
         if self._stands is None:
             return self._prepared(now, work)
         plan = self._cluster.plan
@@ -76,46 +76,46 @@ class StandingBy:
         """Whether the job starts from a checkpoint, or waits for hosts to do so."""
         return self._stands in (Cause.RESTART, Cause.HOLD) and self._cluster.plan is None
 
-    def _recovered(self, now: float, work: Work) -> Turn:
+    def _recovered(self, now: float, work: WorkDone) -> Turn:
         """The planner's answer to a loss."""
         self._cluster.halt(work.steps, now)
         record, plan = self._cluster.record, self._cluster.plan
         if record.state is JobState.FAILED:
-            return self._restarted(now, (Loss(Cause.REPEATED_STEPS, work.unsaved_s),))
-        interrupted = (Loss(Cause.INTERRUPTED_STEP, work.in_step_s),)
+            return self._restarted(now, (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),))
+        interrupted = (LostWork(Cause.INTERRUPTED_STEP, work.in_step_s),)
         if plan is None or plan.phase is not Phase.SYNC:
             self._stands = Cause.HOLD
-            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=interrupted)
+            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=interrupted)
         joiners = [(m.rank, m.joiner) for m in plan.moves if m.joiner is not None]
         hot = all(self._cluster.follows(joiner.host, rank) for rank, joiner in joiners)
         self._stands = Cause.FAILOVER
         if hot and plan.rollback is None:  # the step goes on
-            return Turn(Event.STANDS, self._costs.hot_s, Cause.FAILOVER)
+            return Turn(PhaseEvent.STANDS, self._costs.hot_s, Cause.FAILOVER)
         back = (work.steps - (plan.resume or 0)) * self._costs.step_s
-        repeated = Loss(Cause.REPEATED_STEPS, max(0.0, back))
-        return Turn(Event.STANDS, self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated))
+        repeated = LostWork(Cause.REPEATED_STEPS, max(0.0, back))
+        return Turn(PhaseEvent.STANDS, self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated))
 
-    def _restarted(self, now: float, losses: tuple[Loss, ...]) -> Turn:
+    def _restarted(self, now: float, losses: tuple[LostWork, ...]) -> Turn:
         enough = self._cluster.restart()
         self._stands = Cause.RESTART if enough else Cause.HOLD
         if not enough:
-            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
         lasts = self._costs.restart_s
-        return Turn(Event.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+        return Turn(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
 
-    def _looked(self, now: float, work: Work) -> Turn:
+    def _looked(self, now: float, work: WorkDone) -> Turn:
         """The job trains; the leader looks, and may open a planned move."""
         self._cluster.decide(work.steps + FIRST, now)
         plan = self._cluster.plan
         if plan is None or plan.phase is not Phase.PREPARE:
-            return Turn(Event.TRAINS)
+            return Turn(PhaseEvent.TRAINS)
         if plan.id != self._move[0]:
             self._move = (plan.id, now + self._costs.prepare_s)
-        return Turn(Event.TRAINS, max(0.0, self._move[1] - now))
+        return Turn(PhaseEvent.TRAINS, max(0.0, self._move[1] - now))
 
-    def _prepared(self, now: float, work: Work) -> Turn | None:
+    def _prepared(self, now: float, work: WorkDone) -> Turn | None:
         """The joiners of a planned move are ready."""
         if not self._cluster.switch(work.steps + FIRST, now):
             return None
         self._stands = Cause.PLANNED_MOVE
-        return Turn(Event.STANDS, self._costs.move_s, Cause.PLANNED_MOVE)
+        return Turn(PhaseEvent.STANDS, self._costs.move_s, Cause.PLANNED_MOVE)

@@ -18,7 +18,7 @@ from tmd.simulate.failures import Habits
 from tmd.simulate.values import HOUR, Fault, Fells, Warned
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True):
+class FaultRow(Struct, frozen=True, forbid_unknown_fields=True):
     """One fault of the file."""
 
     at_h: float
@@ -81,7 +81,7 @@ def _lines(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = _cells(file, text)
     _, first = next(rows, (1, []))
     head = [name.strip() for name in first]
-    if unknown := [name for name in head if name not in Row.__struct_fields__]:
+    if unknown := [name for name in head if name not in FaultRow.__struct_fields__]:
         raise ConfigError(
             f"{file}, line 1: there is no column '{unknown[0]}'; there are {_columns()}"
         )
@@ -118,9 +118,9 @@ def _object(line: str, where: str) -> dict[str, Any]:
     return values
 
 
-def _row(values: dict[str, Any], where: str) -> Row:
+def _row(values: dict[str, Any], where: str) -> FaultRow:
     try:
-        row = msgspec.convert(values, Row, strict=False)
+        row = msgspec.convert(values, FaultRow, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {in_words(error)}; there are {_columns()}") from None
     for name in ("at_h", "repair_h", "notice_h"):
@@ -132,7 +132,7 @@ def _row(values: dict[str, Any], where: str) -> Row:
     return row
 
 
-def _place(row: Row, names: dict[str, int], places: int, where: str) -> int:
+def _place(row: FaultRow, names: dict[str, int], places: int, where: str) -> int:
     if row.fells is Fells.JOB:
         return 0
     if (row.place is None) == (not row.host):
@@ -149,4 +149,4 @@ def _place(row: Row, names: dict[str, int], places: int, where: str) -> int:
 
 
 def _columns() -> str:
-    return ", ".join(Row.__struct_fields__)
+    return ", ".join(FaultRow.__struct_fields__)

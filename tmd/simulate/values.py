@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from tmd.core.planning.goodput import LossCause
-from tmd.simulate.phases import Event
+from tmd.simulate.phases import PhaseEvent
 
 HOUR = 3600.0
 
@@ -106,7 +106,7 @@ class Job(Struct, frozen=True):
         return self.replicas == 1
 
 
-class Work(NamedTuple):
+class WorkDone(NamedTuple):
     """Progress of the job, in seconds of undisturbed training."""
 
     steps: int
@@ -117,7 +117,7 @@ class Work(NamedTuple):
     """Work since the start of the latest complete checkpoint."""
 
 
-class Loss(NamedTuple):
+class LostWork(NamedTuple):
     """Work that is lost at once and done again."""
 
     cause: Cause
@@ -127,12 +127,12 @@ class Loss(NamedTuple):
 class Turn(NamedTuple):
     """The answer of a way to an event: what the job does from now on."""
 
-    event: Event
+    event: PhaseEvent
     lasts_s: float = math.inf
     """The way is asked again after this time."""
     cause: Cause | None = None
     """To what the time of the new phase is lost, unless the job trains."""
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostWork, ...] = ()
     speed: float = 1.0
     """Share of the replicas that train."""
     from_checkpoint: bool = False

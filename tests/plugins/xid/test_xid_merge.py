@@ -10,7 +10,7 @@ from tmd_detectors.xid.verdicts import asked
 from tmd_detectors.xid.xid_event import XidEvent
 
 from tmd.core.alerts.findings import Origin
-from tmd.core.alerts.triage import Board, fold
+from tmd.core.alerts.triage import FindingsBoard, fold
 from tmd.plugin import Severity, State, Strategy
 
 from .corpus import A, B, record
@@ -78,7 +78,7 @@ def test_an_event_followed_by_its_line_is_one_finding_with_count_one(host):
 
 @pytest.mark.parametrize("first", ["line", "event"])
 def test_line_and_event_become_one_alert_with_both_as_evidence(host, first):
-    board, news = Board(), []
+    board, news = FindingsBoard(), []
     both = [host.line, host.event] if first == "line" else [host.event, host.line]
     for signal in [s for tell in both for s in tell(79)]:
         origin = Origin(host="h1", detector="xid", strategy=Strategy.ADVISE)

@@ -34,7 +34,7 @@ class FindingKey(NamedTuple):
     code: str
 
 
-class Rules(Struct, frozen=True):
+class FindingRules(Struct, frozen=True):
     """Hold time of a finding, and the consequences of repetitions."""
 
     hold_s: float = 0.0
@@ -45,7 +45,7 @@ class Rules(Struct, frozen=True):
     window_s: float = 7 * DAY_S
 
 
-AT_ONCE = Rules()
+AT_ONCE = FindingRules()
 """No hold time, and no consequence of repetitions."""
 
 
@@ -55,7 +55,7 @@ class Origin(Struct, frozen=True):
     host: str
     detector: str
     strategy: Strategy
-    rules: Rules = AT_ONCE
+    rules: FindingRules = AT_ONCE
 
 
 class Suspect(Struct, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from msgspec import structs
 
 from tmd.core.alerts import triage
-from tmd.core.alerts.findings import AT_ONCE, BANNED, DECLARED, FindingKey, Origin, Rules
+from tmd.core.alerts.findings import AT_ONCE, BANNED, DECLARED, FindingKey, FindingRules, Origin
 from tmd.core.values.model import Alert, Severity, Signal, State
 
 PREFIX = "injected:"
@@ -68,12 +68,14 @@ def marked(signal: Signal, by: str, for_s: float) -> Signal:
     )
 
 
-def forgetful(rules: Rules) -> Rules:
+def forgetful(rules: FindingRules) -> FindingRules:
     """``rules`` of a detector for injected findings: same hold time, never counted for a ban."""
     return structs.replace(rules, repeats=0)
 
 
-def standing(board: triage.Board, code: str = "", entity: str = "") -> dict[FindingKey, Severity]:
+def standing(
+    board: triage.FindingsBoard, code: str = "", entity: str = ""
+) -> dict[FindingKey, Severity]:
     """Injected findings, raised or within their hold time: of ``code`` (or that detector) and
     ``entity``; empty for any."""
     found = {key: suspect.signal.severity for key, suspect in board.suspects.items()}
@@ -87,7 +89,7 @@ def standing(board: triage.Board, code: str = "", entity: str = "") -> dict[Find
     }
 
 
-def foretold(board: triage.Board, signal: Signal, origin: Origin, *, now: float) -> Alert:
+def foretold(board: triage.FindingsBoard, signal: Signal, origin: Origin, *, now: float) -> Alert:
     """The alert that ``signal`` raises on ``board`` after its hold time."""
     at_once = structs.replace(origin, rules=AT_ONCE)
     after, _ = triage.fold(board, signal, at_once, alert_id="", now=now, clock=math.inf)

@@ -6,11 +6,11 @@ from msgspec import structs
 
 from tmd.core.alerts.findings import Suspect
 from tmd.core.alerts.injection import injector
-from tmd.core.alerts.triage import Board
+from tmd.core.alerts.triage import FindingsBoard
 from tmd.core.values.model import Signal, State, Strategy
 
 
-def with_strategy(board: Board, detector: str, strategy: Strategy) -> Board:
+def with_strategy(board: FindingsBoard, detector: str, strategy: Strategy) -> FindingsBoard:
     """Limit all findings of ``detector``, raised or suspected, to ``strategy``; injected ones under
     its name as well."""
     names = (detector, injector(detector))
@@ -29,7 +29,7 @@ def _retuned(suspect: Suspect, strategy: Strategy) -> Suspect:
     return structs.replace(suspect, origin=structs.replace(suspect.origin, strategy=strategy))
 
 
-def farewells(board: Board, detector: str, message: str) -> list[Signal]:
+def farewells(board: FindingsBoard, detector: str, message: str) -> list[Signal]:
     """Signals that clear everything that ``detector`` has raised or suspects."""
     severities = {key: alert.severity for key, alert in board.raised.items()}
     severities |= {key: suspect.signal.severity for key, suspect in board.suspects.items()}

@@ -62,10 +62,10 @@ class StoreState(Struct, frozen=True):
         return tuple(now) or (self.reported[-1:] if self.down else ())
 
 
-Step = tuple[StoreState, HealthChange | None]
+HealthOutcome = tuple[StoreState, HealthChange | None]
 
 
-def failed(state: StoreState, loop: StoreLoop, cause: str, now: float) -> Step:
+def failed(state: StoreState, loop: StoreLoop, cause: str, now: float) -> HealthOutcome:
     """After a failed attempt with ``cause`` at ``now`` (monotonic seconds)."""
     after = structs.replace(state, failing={**state.failing, loop: cause}, down=True, failed_at=now)
     if not state.down:
@@ -75,7 +75,7 @@ def failed(state: StoreState, loop: StoreLoop, cause: str, now: float) -> Step:
     return structs.replace(after, reported=(*state.reported, cause)), HealthChange.OTHER_CAUSE
 
 
-def worked(state: StoreState, loop: StoreLoop, now: float) -> Step:
+def worked(state: StoreState, loop: StoreLoop, now: float) -> HealthOutcome:
     """After a successful attempt, or where none is needed any more."""
     failing = {a: cause for a, cause in state.failing.items() if a is not loop}
     written = state.written or loop is StoreLoop.HEARTBEAT

@@ -31,11 +31,11 @@ REMEMBERED = 1000
 """Remembered raises per detector."""
 RESTATED_S = 300.0
 """Time after the start of a daemon in which its detectors state again what still holds."""
-News = tuple[Alert, ...]
+NewAlerts = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
 
 
-class Board(Struct, frozen=True):
+class FindingsBoard(Struct, frozen=True):
     """The findings of one host."""
 
     raised: dict[FindingKey, Alert] = {}
@@ -56,15 +56,15 @@ class Board(Struct, frozen=True):
         return structs.replace(self.memory, standing=tuple(standing)[-REMEMBERED:])
 
 
-def restored(memory: FindingMemory, host: str) -> Board:
+def restored(memory: FindingMemory, host: str) -> FindingsBoard:
     """The board of a starting daemon: a ban stays, and detectors report their findings again."""
     raised = {} if memory.ban is None else {_ban_key(host): memory.ban}
-    return Board(raised=raised, memory=memory)
+    return FindingsBoard(raised=raised, memory=memory)
 
 
 def fold(
-    board: Board, signal: Signal, origin: Origin, *, alert_id: str, now: float, clock: float
-) -> tuple[Board, News]:
+    board: FindingsBoard, signal: Signal, origin: Origin, *, alert_id: str, now: float, clock: float
+) -> tuple[FindingsBoard, NewAlerts]:
     """The board after ``signal``, and the alerts to publish.
 
     ``alert_id`` is used for a new finding only; a finding keeps its id from raise to clear. ``now``
@@ -92,7 +92,7 @@ def fold(
     return _counted(board, key, now, clock)
 
 
-def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
+def ripened(board: FindingsBoard, *, now: float, clock: float) -> tuple[FindingsBoard, NewAlerts]:
     """The board with every suspect raised whose hold time is over."""
     board = _awaited(board, clock)
     news: list[Alert] = []
@@ -103,8 +103,8 @@ def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
 
 
 def declared_healthy(
-    board: Board, host: str, code: str, *, by: str, request: str, now: float
-) -> tuple[Board, News]:
+    board: FindingsBoard, host: str, code: str, *, by: str, request: str, now: float
+) -> tuple[FindingsBoard, NewAlerts]:
     """End all findings of ``code`` (empty: all) and forget their history, for an operator.
 
     A record of it is always published: the operator, the time and the ended findings.
@@ -144,7 +144,9 @@ def declared_healthy(
 # --- one finding ----------------------------------------------------------------------------------
 
 
-def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[Board, News]:
+def _counted(
+    board: FindingsBoard, key: FindingKey, now: float, clock: float
+) -> tuple[FindingsBoard, NewAlerts]:
     """Raise a suspect after its hold time. One that stood before a restart has not come back."""
     suspect = board.suspects[key]
     if clock - suspect.since < suspect.origin.rules.hold_s:
@@ -174,7 +176,7 @@ def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[B
     return structs.replace(board, raised=raised, suspects=suspects, memory=memory), tuple(news)
 
 
-def _awaited(board: Board, clock: float) -> Board:
+def _awaited(board: FindingsBoard, clock: float) -> FindingsBoard:
     """A finding that stood before a restart and is not stated again soon has ended meanwhile."""
     if not board.memory.standing:
         return board
@@ -203,8 +205,8 @@ def _escalated(alert: Alert, times: int) -> Alert:
 
 
 def _repeated(
-    board: Board, key: FindingKey, signal: Signal, origin: Origin, now: float
-) -> tuple[Board, News]:
+    board: FindingsBoard, key: FindingKey, signal: Signal, origin: Origin, now: float
+) -> tuple[FindingsBoard, NewAlerts]:
     known = board.raised[key]
     graver = signal.severity.grade > known.severity.grade
     again = structs.replace(
@@ -221,7 +223,9 @@ def _repeated(
     return board, (again,) if graver else ()
 
 
-def _cleared(board: Board, key: FindingKey, message: str, now: float) -> tuple[Board, News]:
+def _cleared(
+    board: FindingsBoard, key: FindingKey, message: str, now: float
+) -> tuple[FindingsBoard, NewAlerts]:
     if key in board.suspects:
         suspects = {k: s for k, s in board.suspects.items() if k != key}
         board = structs.replace(board, suspects=suspects)
@@ -261,7 +265,7 @@ def _raised(suspect: Suspect, now: float) -> Alert:
 # --- too many -------------------------------------------------------------------------------------
 
 
-def _held(board: Board, key: FindingKey) -> Iterator[Severity]:
+def _held(board: FindingsBoard, key: FindingKey) -> Iterator[Severity]:
     """Severities of the open findings of the detector of ``key``."""
     yield from (a.severity for a in board.raised.values() if a.detector == key.detector)
     yield from (s.signal.severity for k, s in board.suspects.items() if k.detector == key.detector)
@@ -272,7 +276,7 @@ def _too_many(key: FindingKey) -> Signal:
     return Signal(TOO_MANY, f"detector:{key.detector}", Severity.WARNING, message=message)
 
 
-def _relieved(board: Board, key: FindingKey, now: float) -> tuple[Board, News]:
+def _relieved(board: FindingsBoard, key: FindingKey, now: float) -> tuple[FindingsBoard, NewAlerts]:
     """Clear the overflow finding once all other findings of the detector have ended."""
     if any(True for _ in _held(board, key)):
         return board, ()

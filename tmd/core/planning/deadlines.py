@@ -9,7 +9,7 @@ from tmd.core.planning.migration import PlanFacts
 from tmd.core.values.model import ClusterView, JobRecord, Phase
 
 
-class Situation(NamedTuple):
+class DeadlineFacts(NamedTuple):
     """Facts that must not change while a deadline of a job runs."""
 
     epoch: int
@@ -21,7 +21,7 @@ class Situation(NamedTuple):
 class Seen(NamedTuple):
     """A situation, and since when (monotonic seconds) this leader has seen it."""
 
-    situation: Situation
+    situation: DeadlineFacts
     since: float
     unheard: Mapping[str, float]
     """By worker, since when no host has reported it: of members, parties of the plan, and standbys
@@ -57,9 +57,9 @@ def after_outage(before: Seen, now: float, missed_s: float) -> Seen:
     return Seen(before.situation, min(now, before.since + missed_s), {})
 
 
-def _situation(view: ClusterView, record: JobRecord) -> Situation:
+def _situation(view: ClusterView, record: JobRecord) -> DeadlineFacts:
     facts, plan = PlanFacts(view, record.job), record.plan
-    return Situation(
+    return DeadlineFacts(
         epoch=record.membership.epoch,
         plan=plan.id if plan else "",
         phase=plan.phase if plan else None,

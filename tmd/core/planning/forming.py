@@ -17,7 +17,7 @@ from tmd.core.values.model import (
     WorkerStatus,
 )
 
-Workers = list[tuple[str, WorkerStatus]]
+HostedWorkers = list[tuple[str, WorkerStatus]]
 """Workers, each with the name of its host."""
 
 
@@ -69,7 +69,7 @@ def why_not_formed(view: ClusterView, job: str) -> str:
     return f"the job is not formed: these hosts are drained: {names} ('tmd undrain HOST')"
 
 
-def _of_one_size(found: Workers) -> Workers:
+def _of_one_size(found: HostedWorkers) -> HostedWorkers:
     """Workers of one world size: the only complete one, or the most common one if none is. Empty if
     several are complete: a launcher of an earlier run with the same name may still be there."""
     sizes = Counter(w.world_size for _, w in found)
@@ -80,7 +80,7 @@ def _of_one_size(found: Workers) -> Workers:
     return [(host, w) for host, w in found if w.world_size == size]
 
 
-def _eligible(view: ClusterView, job: str) -> Workers:
+def _eligible(view: ClusterView, job: str) -> HostedWorkers:
     """Workers that wait for a rank of a new run, on hosts that may have one."""
     drained = barred(view)
     return [
@@ -100,7 +100,7 @@ def _starting(view: ClusterView, job: str) -> list[tuple[HostStatus, WorkerStatu
     ]
 
 
-def _uneven(found: Workers) -> str:
+def _uneven(found: HostedWorkers) -> str:
     """What is wrong if workers of one job were launched for worlds of different sizes."""
     hosts: dict[int, str] = {}
     for host, worker in found:

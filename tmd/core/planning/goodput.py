@@ -36,7 +36,7 @@ class LossCause(StrEnum):
     REPEATED_STEPS = "repeated_steps"  # committed steps that are run again after a rollback
 
 
-class Loss(Struct, frozen=True):
+class LostTime(Struct, frozen=True):
     """Lost time of one cause."""
 
     cause: LossCause
@@ -62,7 +62,7 @@ def standstill(record: JobRecord, view: ClusterView) -> LossCause | None:
     return LossCause.HOLD if holds else LossCause.FAILOVER
 
 
-def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tuple[Loss, ...]:
+def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tuple[LostTime, ...]:
     """Time that is known to be lost once the record becomes ``after``; see also ``standstill``."""
     plan = after.plan
     if plan is None or plan.kind is not PlanKind.FAILOVER or not is_live(plan):
@@ -72,10 +72,10 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
     found = []
     if not same:
         stood = _since_last_commit(after, plan, view)
-        found.append(Loss(LossCause.INTERRUPTED_STEP, stood * after.world_size))
+        found.append(LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size))
     if plan.rollback is not None and not (same and earlier and earlier.rollback):
         seconds = plan.rollback.repeats * step_seconds(after, view)
-        found.append(Loss(LossCause.REPEATED_STEPS, seconds * after.world_size))
+        found.append(LostTime(LossCause.REPEATED_STEPS, seconds * after.world_size))
     return tuple(found)
 
 

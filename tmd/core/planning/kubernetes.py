@@ -54,7 +54,7 @@ class Condition(Struct, frozen=True):
         return self.message.partition(":")[0]
 
 
-class Node(Struct, frozen=True):
+class KubernetesNode(Struct, frozen=True):
     """A node as the API server shows it."""
 
     name: str
@@ -78,7 +78,7 @@ class NodeDrain(Struct, frozen=True):
     complete: bool = False
 
 
-class Event(Struct, frozen=True):
+class NodeEvent(Struct, frozen=True):
     """An Event about a node."""
 
     name: str
@@ -91,12 +91,12 @@ class Event(Struct, frozen=True):
 class NodeChange(Struct, frozen=True):
     """A condition to be set, and the Event that comes with it, if people should see one."""
 
-    node: Node
+    node: KubernetesNode
     condition: Condition
-    event: Event | None
+    event: NodeEvent | None
 
 
-class Rules(Struct, frozen=True):
+class KubernetesRules(Struct, frozen=True):
     """What an operator has chosen."""
 
     runbook: str
@@ -113,7 +113,7 @@ class Rules(Struct, frozen=True):
     its look at the cluster to its plan."""
 
 
-class Changes(Struct, frozen=True):
+class KubernetesChanges(Struct, frozen=True):
     """What has to be changed so that both sides agree."""
 
     drain: tuple[tuple[str, str], ...] = ()
@@ -131,13 +131,13 @@ class Changes(Struct, frozen=True):
 
 def changes(
     view: ClusterView,
-    nodes: Sequence[Node],
+    nodes: Sequence[KubernetesNode],
     requests: Sequence[NodeDrain],
     *,
     records: Mapping[str, HostRecord],
     now: float,
-    rules: Rules,
-) -> Changes:
+    rules: KubernetesRules,
+) -> KubernetesChanges:
     """How the cluster is brought to agree with its nodes and DrainRequests.
 
     ``records``: from :func:`tmd.core.planning.scheduler_drains.observed`.
@@ -158,7 +158,7 @@ def changes(
     waiting = [r for r in requests if not r.complete]
     living = {h.host for h in view.hosts} | {*view.unread} | jobs_by_host(view).keys()
     absent = [host for host in found.unseen if host not in claims]
-    return Changes(
+    return KubernetesChanges(
         drain=found.drain,
         barred=frozenset(host for host, _ in found.drain if host in barred),
         undrain=(*found.undrain, *(host for host in absent if host not in living)),
@@ -183,7 +183,7 @@ def changes(
 
 
 def _claims(
-    view: ClusterView, nodes: Sequence[Node], known: Collection[str]
+    view: ClusterView, nodes: Sequence[KubernetesNode], known: Collection[str]
 ) -> dict[str, list[str]]:
     """The nodes that each host is, selected or not. ``known``: hosts, also of the past.
 
@@ -208,7 +208,7 @@ def _requests_of(requests: Iterable[NodeDrain]) -> dict[str, list[NodeDrain]]:
     return found
 
 
-def _cause(node: Node, requests: Sequence[NodeDrain]) -> str:
+def _cause(node: KubernetesNode, requests: Sequence[NodeDrain]) -> str:
     """Why Kubernetes drains ``node``; empty if it does not."""
     if requests:
         first = min(requests, key=lambda r: (r.namespace, r.name))
@@ -223,7 +223,7 @@ def _absent(host: str) -> str:
 def _stuck(
     view: ClusterView,
     waiting: Iterable[NodeDrain],
-    nodes: Iterable[Node],
+    nodes: Iterable[KubernetesNode],
     own: Mapping[str, str],
     records: Mapping[str, HostRecord],
 ) -> list[str]:
@@ -278,7 +278,7 @@ def _is_free(view: ClusterView, host: str) -> bool:
     )
 
 
-def _is_barred(record: HostRecord | None, now: float, rules: Rules) -> bool:
+def _is_barred(record: HostRecord | None, now: float, rules: KubernetesRules) -> bool:
     """Whether a drain bars the host from ranks, also after a loss, and every leader has seen it
     before its latest decision."""
     return record is not None and now - record.barred_since >= rules.settled_s
@@ -318,11 +318,11 @@ def _awaits_rank(view: ClusterView, host: str) -> bool:
 
 def _marks(
     view: ClusterView,
-    nodes: Iterable[Node],
+    nodes: Iterable[KubernetesNode],
     own: Mapping[str, str],
     records: Mapping[str, HostRecord],
     now: float,
-    rules: Rules,
+    rules: KubernetesRules,
 ) -> tuple[NodeChange, ...]:
     """The conditions of the nodes in ``own`` that differ. One whose host is of a later release is
     left as it is."""
@@ -336,7 +336,11 @@ def _marks(
 
 
 def _mark(
-    node: Node, host: HostStatus | None, record: HostRecord | None, now: float, rules: Rules
+    node: KubernetesNode,
+    host: HostStatus | None,
+    record: HostRecord | None,
+    now: float,
+    rules: KubernetesRules,
 ) -> NodeChange | None:
     """The condition that ``node`` should get; ``None`` if it has it.
 
@@ -361,7 +365,9 @@ def _mark(
     return _change(node, wanted, faults)
 
 
-def _is_over(before: Condition, record: HostRecord | None, now: float, rules: Rules) -> bool:
+def _is_over(
+    before: Condition, record: HostRecord | None, now: float, rules: KubernetesRules
+) -> bool:
     return record is not None and record.is_over(before.code, now, rules.healthy_after_s)
 
 
@@ -375,7 +381,7 @@ def _camel(code: str) -> str:
     return "".join(word[0].upper() + word[1:] for word in words) or "Finding"
 
 
-def _change(node: Node, wanted: Condition, faults: Sequence[Alert]) -> NodeChange:
+def _change(node: KubernetesNode, wanted: Condition, faults: Sequence[Alert]) -> NodeChange:
     before = node.condition
     if before is not None and before.status == wanted.status:
         wanted = structs.replace(wanted, since=before.since)
@@ -388,4 +394,4 @@ def _change(node: Node, wanted: Condition, faults: Sequence[Alert]) -> NodeChang
     mark = sha256(f"{node.uid} {seen} > {wanted.status} {cause}".encode()).hexdigest()
     # The name of a node may be as long as that of an Event may be.
     name = f"{node.name[:200].rstrip('.-')}.tmd-{mark[:16]}"
-    return NodeChange(node, wanted, Event(name, fell, wanted.reason, wanted.message))
+    return NodeChange(node, wanted, NodeEvent(name, fell, wanted.reason, wanted.message))

@@ -34,7 +34,7 @@ FLAGS = "*~#!%$@^-+"
 """Signs that Slurm appends to a state: not responding, powered down, rebooting..."""
 
 
-class Node(Struct, frozen=True):
+class SlurmNode(Struct, frozen=True):
     """A node as ``sinfo`` shows it."""
 
     name: str
@@ -57,7 +57,7 @@ class Node(Struct, frozen=True):
         return self.is_drained and self.reason.startswith(REASON)
 
 
-class Rules(Struct, frozen=True):
+class SlurmRules(Struct, frozen=True):
     """What an operator has chosen."""
 
     drain_nodes: bool = True
@@ -68,7 +68,7 @@ class Rules(Struct, frozen=True):
     """Share of the hosts, at least two, that drains of Slurm must not reach."""
 
 
-class Changes(Struct, frozen=True):
+class SlurmChanges(Struct, frozen=True):
     """What has to be changed so that both sides agree."""
 
     drain: tuple[tuple[str, str], ...] = ()
@@ -83,7 +83,7 @@ class Changes(Struct, frozen=True):
     """Sentences about what is left as it is and should not be."""
 
 
-def nodes_of(text: str) -> tuple[Node, ...]:
+def nodes_of(text: str) -> tuple[SlurmNode, ...]:
     """The nodes in the output of ``sinfo``; one in several partitions has a line for each."""
     found = {}
     for line in text.splitlines():
@@ -91,18 +91,18 @@ def nodes_of(text: str) -> tuple[Node, ...]:
         state, _, reason = rest.partition("|")
         if name and state:
             clear = "" if reason == "none" else reason
-            found[name] = Node(name, state.rstrip(FLAGS).lower(), clear)
+            found[name] = SlurmNode(name, state.rstrip(FLAGS).lower(), clear)
     return tuple(found.values())
 
 
 def changes(
     view: ClusterView,
-    nodes: Iterable[Node],
+    nodes: Iterable[SlurmNode],
     *,
     records: Mapping[str, HostRecord],
     now: float,
-    rules: Rules,
-) -> Changes:
+    rules: SlurmRules,
+) -> SlurmChanges:
     """How ``view`` and ``nodes`` are brought to agree. ``records``: from :func:`observed`.
 
     No node is drained while the breaker is open: many findings at once have a common cause.
@@ -127,19 +127,19 @@ def changes(
             resume.append(node.name)
     names = {host: sorted(node.name for node in of_host) for host, of_host in claims.items()}
     problems = (*unclear(names, MAY_BE), *found.waiting, *absent)
-    return Changes(found.drain, found.undrain, tuple(mark), tuple(resume), problems)
+    return SlurmChanges(found.drain, found.undrain, tuple(mark), tuple(resume), problems)
 
 
-def _cause(node: Node) -> str:
+def _cause(node: SlurmNode) -> str:
     """Why an administrator drains ``node``; empty if none does."""
     return (node.reason or node.state) if node.is_drained and not node.is_ours else ""
 
 
-def _claims(view: ClusterView, nodes: Iterable[Node]) -> dict[str, list[Node]]:
+def _claims(view: ClusterView, nodes: Iterable[SlurmNode]) -> dict[str, list[SlurmNode]]:
     """The nodes that each host is: the one of exactly its name, or all whose names may mean it."""
     listed = tuple(nodes)
     hosts = matching(known_hosts(view), (node.name for node in listed))
-    found: dict[str, list[Node]] = {}
+    found: dict[str, list[SlurmNode]] = {}
     for node in listed:
         if node.name in hosts:
             found.setdefault(hosts[node.name], []).append(node)

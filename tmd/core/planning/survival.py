@@ -18,7 +18,7 @@ from tmd.core.values.shadows import ranges
 from tmd.core.values.snapshots import newest_whole
 from tmd.core.values.view_checks import left_alone
 
-Statuses = Mapping[str, WorkerStatus]
+WorkerStatuses = Mapping[str, WorkerStatus]
 """Statuses by worker."""
 
 
@@ -85,7 +85,7 @@ def survival(view: ClusterView, record: JobRecord) -> Survival:
 def _outlook(
     view: ClusterView,
     record: JobRecord,
-    known: Statuses,
+    known: WorkerStatuses,
     ready: Readiness,
     unique: tuple[int, ...],
     snapshot: SnapshotAge | None,
@@ -119,7 +119,7 @@ def _outlook(
     return _with_standbys(ready, untried, unique, snapshot)
 
 
-def _goes_on_smaller(view: ClusterView, record: JobRecord, known: Statuses) -> bool:
+def _goes_on_smaller(view: ClusterView, record: JobRecord, known: WorkerStatuses) -> bool:
     """Whether other ranks would compute for a lost one."""
     members = [known[m.worker] for m in record.membership.members if m.worker in known]
     step = max((w.step for w in members), default=0)
@@ -171,7 +171,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranges(ranks)}"
 
 
-def _hot(record: JobRecord, known: Statuses) -> dict[int, ShadowStatus]:
+def _hot(record: JobRecord, known: WorkerStatuses) -> dict[int, ShadowStatus]:
     """By rank, the hot standby that computes the same bits."""
     shadows = {u.rank: known.get(u.member.worker) for u in record.shadows if u.stay}
     return {
@@ -182,13 +182,13 @@ def _hot(record: JobRecord, known: Statuses) -> dict[int, ShadowStatus]:
     }
 
 
-def _unique(record: JobRecord, known: Statuses, hot: Container[int]) -> tuple[int, ...]:
+def _unique(record: JobRecord, known: WorkerStatuses, hot: Container[int]) -> tuple[int, ...]:
     """Ranks whose state nobody else has. ``hot``: ranks that a hot standby follows."""
     statuses = ((r, known.get(m.worker)) for r, m in enumerate(record.membership.members))
     return tuple(r for r, w in statuses if w is not None and w.replicas == (r,) and r not in hot)
 
 
-def _snapshot(view: ClusterView, record: JobRecord, known: Statuses) -> SnapshotAge | None:
+def _snapshot(view: ClusterView, record: JobRecord, known: WorkerStatuses) -> SnapshotAge | None:
     # A rank's own copy is lost with the rank, so only steps with a second copy count.
     step = newest_whole(record.world_size, (w.kept for w in known.values()), copies=2)
     if step is None:

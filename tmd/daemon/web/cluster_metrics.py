@@ -18,7 +18,7 @@ from tmd.core.values.snapshots import newest_whole
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.web.families import CLUSTER, JOB, gauge
 
-Workers = dict[str, dict[str, WorkerStatus]]
+WorkersByJob = dict[str, dict[str, WorkerStatus]]
 """job -> worker -> status."""
 
 
@@ -77,7 +77,7 @@ def _gauges(view: ClusterView) -> Iterator[Metric]:
     plans = [r.plan for r in view.jobs if r.plan is not None and is_live(r.plan)]
     live = Counter((p.kind.value, p.phase.value) for p in plans)
     yield gauge("tmd_plans", "Migrations under way.", live, "kind", "phase")
-    workers: Workers = {record.job: {} for record in view.jobs}
+    workers: WorkersByJob = {record.job: {} for record in view.jobs}
     for host in view.hosts:
         for worker in host.workers:
             workers.setdefault(worker.job, {})[worker.worker] = worker
@@ -86,7 +86,7 @@ def _gauges(view: ClusterView) -> Iterator[Metric]:
     yield from _of_saved_states(view, workers)
 
 
-def _of_jobs(view: ClusterView, workers: Workers) -> Iterator[Metric]:
+def _of_jobs(view: ClusterView, workers: WorkersByJob) -> Iterator[Metric]:
     ranks = {
         (r.job, state.value): r.world_size if r.state is state else 0
         for r in view.jobs
@@ -118,7 +118,7 @@ def _of_readiness(view: ClusterView) -> Iterator[Metric]:
     yield gauge("tmd_job_unprotected_ranks", text, bare, JOB)
 
 
-def _of_saved_states(view: ClusterView, workers: Workers) -> Iterator[Metric]:
+def _of_saved_states(view: ClusterView, workers: WorkersByJob) -> Iterator[Metric]:
     snapshots, checkpoints, missed = {}, {}, {}
     for record in view.jobs:
         known = workers[record.job].values()

@@ -11,13 +11,13 @@ import msgspec
 from tmd.core.values.model import ClusterView
 from tmd.daemon.bus import described
 from tmd.daemon.web.page_rows import Rows, rows_of
-from tmd.daemon.web.parts import Parts
+from tmd.daemon.web.parts import WebParts
 
 
 class Latest:
     """Reads Redis only when a stream asks, and at most once in half of ``look_s``."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: WebParts) -> None:
         self._parts = parts
         self._read: tuple[ClusterView, str] = ClusterView(), ""
         self._read_at = -inf

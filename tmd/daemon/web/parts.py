@@ -37,7 +37,7 @@ class Local(Struct, frozen=True):
     """The latest results of its loops' requests to Redis."""
 
 
-class Parts(Struct, frozen=True):
+class WebParts(Struct, frozen=True):
     """One per daemon."""
 
     store: Store
@@ -50,7 +50,7 @@ class Parts(Struct, frozen=True):
     """Interval at which streams look for news."""
 
 
-PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
+PARTS: web.AppKey[WebParts] = web.AppKey("parts", WebParts)
 
 
 class Refused(Exception):

@@ -16,7 +16,7 @@ from tmd.daemon.web import acting
 from tmd.daemon.web.assets import Assets
 from tmd.daemon.web.connections import ConnectionLimits, Connections
 from tmd.daemon.web.guard import RequestProblem, misnamed
-from tmd.daemon.web.parts import PARTS, Parts, Refused, complaint
+from tmd.daemon.web.parts import PARTS, Refused, WebParts, complaint
 from tmd.daemon.web.reading import events, healthz, metrics, readyz, state
 from tmd.daemon.web.stream import Streams
 
@@ -39,7 +39,7 @@ class Web:
     """Serves while :meth:`run` runs."""
 
     def __init__(
-        self, address: tuple[str, int], parts: Parts, limits: ConnectionLimits | None = None
+        self, address: tuple[str, int], parts: WebParts, limits: ConnectionLimits | None = None
     ) -> None:
         self.listening = asyncio.Event()
         self.port = 0
@@ -101,7 +101,7 @@ def _handlers(runner: web.AppRunner) -> web.Server:
     return runner.server
 
 
-def application(parts: Parts) -> web.Application:
+def application(parts: WebParts) -> web.Application:
     """All routes."""
     middlewares = [_attended, _errors, _named, _places()]
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)

@@ -19,7 +19,7 @@ from tmd.daemon.web.guard import RequestProblem
 from tmd.daemon.web.latest import Latest
 from tmd.daemon.web.page_rows import Rows, difference
 from tmd.daemon.web.page_samples import History, newer
-from tmd.daemon.web.parts import Parts, Refused
+from tmd.daemon.web.parts import Refused, WebParts
 from tmd.daemon.web.reading import cursor_of
 
 MOST_STREAMS = 16
@@ -96,7 +96,7 @@ class PageNews:
 class Streams:
     """The open streams of a daemon. :meth:`close` ends them."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: WebParts) -> None:
         self._store = parts.store
         self._look_s = parts.look_s
         self._history = parts.history

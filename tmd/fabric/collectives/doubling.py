@@ -8,11 +8,11 @@ from tmd.fabric.collectives.op import Op
 from tmd.fabric.memory import EMPTY
 from tmd.fabric.topology import folded
 
-Merge = Callable[[bool], None]
+MergePart = Callable[[bool], None]
 """Merge the received part into the own data; True if the received part is of the lower rank."""
 
 
-def recursive_doubling(op: Op, data: memoryview, received: memoryview, merge: Merge) -> None:
+def recursive_doubling(op: Op, data: memoryview, received: memoryview, merge: MergePart) -> None:
     """All-reduce ``data`` in place. Both ranks of a pair compute the same result.
 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.

@@ -11,7 +11,7 @@ import torch
 
 from tmd.core.values.model import Membership
 from tmd.core.values.reasons import in_words
-from tmd.fabric.generations.inner import Inner, InnerKind, Request
+from tmd.fabric.generations.inner import GroupRequest, Inner, InnerKind
 from tmd.fabric.generations.states import GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -43,7 +43,7 @@ class Generation:
         *,
         round: int = 0,
     ) -> None:
-        """``device``, ``round``: see :class:`Request`."""
+        """``device``, ``round``: see :class:`GroupRequest`."""
         self.name = view.name
         self.epoch = membership.epoch
         self.members = members_of(view, membership)
@@ -55,7 +55,7 @@ class Generation:
         self.unneeded = False
         """No member had used the group when it should be built."""
         self.round = round
-        self._request = Request(view, membership, lambda: self.wanted, device, round)
+        self._request = GroupRequest(view, membership, lambda: self.wanted, device, round)
         self._inner: Inner | None = None
         self._changing = threading.Lock()
 

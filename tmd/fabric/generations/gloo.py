@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.inner import Request
+from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.link_store import meeting
 
 TIMEOUT = timedelta(seconds=30)
@@ -45,7 +45,7 @@ class GlooKind:
     def takes(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu" and self._takes(tensor)
 
-    def build(self, request: Request) -> GlooInner | None:
+    def build(self, request: GroupRequest) -> GlooInner | None:
         members = request.members
         rank = members.index(self._fabric.worker)
         with meeting(self._fabric, request) as store:

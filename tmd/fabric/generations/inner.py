@@ -15,7 +15,7 @@ Wanted = Callable[[], bool]
 """Whether what is being built is still wanted."""
 
 
-class Request(NamedTuple):
+class GroupRequest(NamedTuple):
     """A group to be built, as one of its members asks for it."""
 
     view: GroupView
@@ -63,7 +63,7 @@ class InnerKind(Protocol):
         others."""
         ...
 
-    def build(self, request: Request) -> Inner | None:
+    def build(self, request: GroupRequest) -> Inner | None:
         """Build this worker's part of a group. It waits for the other members, and may hang.
 
         Returns ``None``, as on all members, if none has used the group yet: a script may have

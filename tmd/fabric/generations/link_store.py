@@ -22,7 +22,7 @@ from xxhash import xxh64_hexdigest
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.inner import Request, Wanted
+from tmd.fabric.generations.inner import GroupRequest, Wanted
 from tmd.fabric.link import Link
 from tmd.torch_private.c10d import Store
 
@@ -43,7 +43,7 @@ log = logging.getLogger("tmd.trainer")
 Ask = Callable[[str, Sequence[Any]], Any]
 
 
-class Board:
+class SharedValues:
     """Values by key, for ``members``. Thread-safe."""
 
     def __init__(self, members: Sequence[str], wanted: Wanted) -> None:
@@ -204,7 +204,7 @@ class LinkStore(Store):
 
 
 @contextmanager
-def meeting(fabric: Fabric, request: Request) -> Iterator[LinkStore]:
+def meeting(fabric: Fabric, request: GroupRequest) -> Iterator[LinkStore]:
     """The store of one build, once all members of the group are here.
 
     Raises:
@@ -243,7 +243,7 @@ def _kept(
     fabric: Fabric, members: Sequence[str], purpose: str, needs: bytes, wanted: Wanted
 ) -> Iterator[Ask]:
     """Keep the values here, and serve the other members until each has hung up."""
-    board, over = Board(members, wanted), threading.Event()
+    board, over = SharedValues(members, wanted), threading.Event()
     board.answer("set", (f"{HERE}{fabric.worker}", needs))
 
     def admit() -> None:
@@ -262,7 +262,7 @@ def _kept(
 
 
 @contextmanager
-def _called(fabric: Fabric, request: Request, purpose: str, needs: bytes) -> Iterator[Ask]:
+def _called(fabric: Fabric, request: GroupRequest, purpose: str, needs: bytes) -> Iterator[Ask]:
     """Ask the worker that keeps the values."""
     wanted, keeper = request.wanted, request.membership.members[request.view.ranks[0]]
     link = _dialled(fabric, keeper, purpose, needs, wanted)

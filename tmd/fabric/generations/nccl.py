@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.inner import Request
+from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.link_store import meeting
 
 log = logging.getLogger("tmd.trainer")
@@ -135,7 +135,7 @@ class NcclKind:
             self._device = tensor.device
         return tensor.is_cuda
 
-    def build(self, request: Request) -> NcclInner | None:
+    def build(self, request: GroupRequest) -> NcclInner | None:
         members = request.members
         rank = members.index(self._fabric.worker)
         with meeting(self._fabric, request) as store:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.inner import Request
+from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.link_store import meeting
 
 
@@ -34,7 +34,7 @@ class RingKind:
     def takes(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu"
 
-    def build(self, request: Request) -> RingInner | None:
+    def build(self, request: GroupRequest) -> RingInner | None:
         with meeting(self._fabric, request) as store:
             return RingInner() if store.needed else None
 

@@ -22,7 +22,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from tmd.integrations.epoch import Epoch
-from tmd.integrations.lightning.progress import Progress
+from tmd.integrations.lightning.progress import LoopProgress
 from tmd.integrations.lightning.refused import (
     own_hooks,
     refuse,
@@ -70,7 +70,7 @@ class SessionFitLoop(_FitLoop):
     """Lightning's loop over epochs, with batches and steps of a session."""
 
     strategy: TmdStrategy
-    progress: Progress
+    progress: LoopProgress
     _data_fetcher: Any
 
     @classmethod
@@ -80,7 +80,7 @@ class SessionFitLoop(_FitLoop):
         made.__dict__.update(vars(loop))
         made.epoch_loop = EpochLoop.__new__(EpochLoop)
         made.epoch_loop.__dict__.update(vars(loop.epoch_loop))
-        made.strategy, made.progress = strategy, Progress(loop.trainer, made)
+        made.strategy, made.progress = strategy, LoopProgress(loop.trainer, made)
         return made
 
     def setup_data(self) -> None:

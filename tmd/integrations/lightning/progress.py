@@ -18,7 +18,7 @@ UNSAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_unt
 """Attributes of ``ModelCheckpoint`` that its own state lacks."""
 
 
-class Progress:
+class LoopProgress:
     """Counters of the loops, states of the callbacks and metrics; moves with a rank."""
 
     def __init__(self, trainer: Trainer, loop: _FitLoop) -> None:

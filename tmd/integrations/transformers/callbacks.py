@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from transformers.trainer_callback import CallbackHandler
 
 
-class Held(NamedTuple):
+class HeldCall(NamedTuple):
     """A call that was kept back."""
 
     event: str
@@ -17,17 +17,17 @@ class Held(NamedTuple):
     more: dict[str, Any]
 
 
-class Callbacks(CallbackHandler):
+class HeldCallbacks(CallbackHandler):
     """Keeps back what may happen only once, while ``held`` is a list."""
 
-    held: list[Held] | None = None
+    held: list[HeldCall] | None = None
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
         if self.held is None or event not in ("on_log", "on_save"):
             return super().call_event(event, *args, **more)
         _, state, control = args
         copies = {name: copy.copy(value) for name, value in more.items()}
-        self.held.append(Held(event, copy.copy(state), copies))
+        self.held.append(HeldCall(event, copy.copy(state), copies))
         return control
 
     def release(self, event: str, *args: Any, **more: Any) -> None:

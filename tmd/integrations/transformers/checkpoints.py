@@ -16,7 +16,7 @@ PARTLY = "partly"
 """Folder in ``output_dir`` for a checkpoint-N that is not complete."""
 
 
-class Checkpoints(transformers.Trainer):
+class SavingTrainer(transformers.Trainer):
     """Saves like a ``Trainer``, but in a function that may be run again."""
 
     control: Any

@@ -46,7 +46,7 @@ class Tally(nn.Module):
         self.register_buffer("grad_norm", torch.zeros(()))
 
 
-class Progress:
+class TrainerProgress:
     """What else a step changes in a trainer, equal on all ranks.
 
     ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.

@@ -20,10 +20,10 @@ from transformers import TrainerState, optimization
 
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
-from tmd.integrations.transformers.callbacks import Callbacks, Held
-from tmd.integrations.transformers.checkpoints import Checkpoints
+from tmd.integrations.transformers.callbacks import HeldCall, HeldCallbacks
+from tmd.integrations.transformers.checkpoints import SavingTrainer
 from tmd.integrations.transformers.data import refuse_data, set_epoch
-from tmd.integrations.transformers.progress import Progress, Tally
+from tmd.integrations.transformers.progress import Tally, TrainerProgress
 from tmd.integrations.transformers.wrapping import allow_wrapping, refuse_unwrapped
 from tmd.trainer import Step, StepResult
 
@@ -48,7 +48,7 @@ if unknown := [name for name in OVERRIDDEN if not hasattr(transformers.Trainer, 
     )
 
 
-class Trainer(Checkpoints):
+class Trainer(SavingTrainer):
     """As in transformers, but a standby can take over a rank while it trains."""
 
     def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
@@ -59,7 +59,7 @@ class Trainer(Checkpoints):
         self._stops: bool | None = None
         self._history, self._gathers = (-1, 0), False
         super().__init__(model, args, *more, **named)
-        self.callback_handler.__class__ = Callbacks
+        self.callback_handler.__class__ = HeldCallbacks
 
     # --- numbers that differ by rank --------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Trainer(Checkpoints):
         self._initial_global_step = self.state.global_step
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         begun = os.path.normpath(resumed) if resumed else ""
-        self._progress = Progress(self, begun, late=joined.shadowing)
+        self._progress = TrainerProgress(self, begun, late=joined.shadowing)
         joined.register(
             model=[model, self._tally.to(args.device)],
             optimizer=self.optimizer,
@@ -211,7 +211,7 @@ class Trainer(Checkpoints):
         """One step. What the script logs in it counts only if the step does."""
         handler, history = self.callback_handler, self.state.log_history
         step, before = session().begin(), len(history)
-        held: list[Held] = []
+        held: list[HeldCall] = []
         handler.held = held
         try:
             step.run(self._update, step, samples)
@@ -277,7 +277,7 @@ class Trainer(Checkpoints):
 
     # --- what gathers from other ranks, between two steps -----------------------------------------
 
-    def _measure(self) -> list[Held]:
+    def _measure(self) -> list[HeldCall]:
         """Log, evaluate and save what is due, and keep back what may happen only once."""
         self._take_rank()
         handler, progress, history = self.callback_handler, self._progress, self.state.log_history
@@ -285,7 +285,7 @@ class Trainer(Checkpoints):
         if self._history[0] == gap:
             del history[self._history[1] :]  # of an attempt in which a rank was lost
         self._history = gap, len(history)
-        held: list[Held] = []
+        held: list[HeldCall] = []
         handler.held, self._gathers = held, True
         try:
             self._log_save_evaluate()
@@ -313,7 +313,7 @@ class Trainer(Checkpoints):
             **{name: run[name] for name in names},
         )
 
-    def _publish(self, events: Iterable[Held]) -> None:
+    def _publish(self, events: Iterable[HeldCall]) -> None:
         for event, _, more in events:
             if event == "on_save":
                 self._complete_checkpoint()

@@ -31,7 +31,7 @@ from tmd.trainer.checkpoints import archive
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.checkpoints.staging import StagedState
 from tmd.trainer.state.data import Position
-from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.state_transfer.verification import StateVerdict
 
 LOOK_S = 0.2
 """Interval at which a rank checks for the parts of others, which may be on other machines."""
@@ -74,7 +74,7 @@ class Checkpoints:
         named: Callable[[], Names],
         size: int,
         tell: Tell,
-        verdict: Callable[[], Verdict],
+        verdict: Callable[[], StateVerdict],
         *,
         ending_s: float = ENDING_S,
     ) -> None:
@@ -150,7 +150,7 @@ class Checkpoints:
         self,
         staged: StagedState,
         attempt: Attempt,
-        verdict: Verdict,
+        verdict: StateVerdict,
         former: threading.Thread | None,
     ) -> None:
         folder, step = self._order.folder, staged.step

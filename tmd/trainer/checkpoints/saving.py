@@ -17,7 +17,7 @@ from tmd.trainer.checkpoints.resuming import Gathered, check, chosen, opened, re
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state.state import Registry
-from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.state_transfer.verification import StateVerdict
 
 log = logging.getLogger("tmd.trainer")
 
@@ -32,7 +32,7 @@ class Saving:
         alike: Callable[[], Partition],
         size: int,
         tell: Tell,
-        verdict: Callable[[], Verdict],
+        verdict: Callable[[], StateVerdict],
     ) -> None:
         """Raises:
         RuntimeError: an optimizer's state has no name that ranks could share.

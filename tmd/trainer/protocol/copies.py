@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.protocol.frames import Boundary, Unit, taken_apart
-from tmd.trainer.protocol.outbox import Entry
+from tmd.trainer.protocol.outbox import OutboxEntry
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.layout import Layouts
 
@@ -22,7 +22,7 @@ class StateCopy:
     rank: int
     step: int
     layouts: Layouts
-    entries: tuple[Entry, ...]
+    entries: tuple[OutboxEntry, ...]
     digest: str
     buckets: str = ""
     """How gradients were summed on the rank; the keeper may sum them differently."""
@@ -58,7 +58,7 @@ class StateCopy:
             raise StateMismatch(f"the copy of rank {self.rank} at step {self.step} is damaged")
 
 
-def digest_of_bodies(entries: tuple[Entry, ...]) -> str:
+def digest_of_bodies(entries: tuple[OutboxEntry, ...]) -> str:
     """Digest (hex) of all bytes of a copy."""
     found = xxhash.xxh3_128()
     for _, body in entries:

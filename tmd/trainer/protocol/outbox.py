@@ -16,7 +16,7 @@ from tmd.fabric import device
 from tmd.fabric.packing import pack
 from tmd.trainer.protocol.frames import Envelope, Frame, specs_of
 
-Entry = tuple[Envelope, Tensor]
+OutboxEntry = tuple[Envelope, Tensor]
 
 
 class Outbox:
@@ -28,7 +28,7 @@ class Outbox:
         self._held = 0
         self._closed = False
         self._free: dict[int, list[Tensor]] = {}
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[OutboxEntry] = deque()
         self._woken = False
         self._changed = threading.Condition()
 
@@ -49,7 +49,7 @@ class Outbox:
             self._changed.notify_all()
         return True
 
-    def copy(self, frame: Frame, tensors: Sequence[Tensor]) -> Entry | None:
+    def copy(self, frame: Frame, tensors: Sequence[Tensor]) -> OutboxEntry | None:
         """``frame`` with a copy of ``tensors``, not queued; ``None`` above the bound."""
         size = sum(t.nbytes for t in tensors)
         body = self._take(size)
@@ -70,7 +70,7 @@ class Outbox:
             self._changed.wait_for(lambda: self._queue or self._woken, seconds)
             self._woken = False
 
-    def next(self) -> Entry | None:
+    def next(self) -> OutboxEntry | None:
         """The oldest entry, or ``None``. Return its memory with :meth:`back`."""
         with self._changed:
             return self._queue.popleft() if self._queue else None

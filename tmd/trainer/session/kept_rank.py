@@ -24,20 +24,20 @@ ENVIRONMENT = ("getenv", "os.getenv", "environ.get", "os.environ.get")
 log = logging.getLogger("tmd.trainer")
 
 
-class Kind(Enum):
+class VariableKind(Enum):
     RANK = auto()
     ANSWER = auto()
     """Whether it is some rank."""
 
 
-class Kept(NamedTuple):
+class KeptVariable(NamedTuple):
     """A variable that was set from the rank."""
 
-    kind: Kind
+    kind: VariableKind
     line: int
 
 
-Known = dict[str, Kept]
+KnownVariables = dict[str, KeptVariable]
 
 
 def kept_rank(frame: FrameType, session: object) -> str:
@@ -67,10 +67,10 @@ class _Script:
         methods: list[ast.stmt] = []
         if owner is not None:
             methods += (n for n in owner.body if isinstance(n, FUNCTIONS))
-        shared: Known = {}
+        shared: KnownVariables = {}
         self._learn(self._tree, shared, start if scope is self._tree else None)
         for method in methods:
-            own: Known = {}
+            own: KnownVariables = {}
             self._learn(method, own, None)
             shared.update({name: kept for name, kept in own.items() if "." in name})
         known = dict(shared)
@@ -98,7 +98,7 @@ class _Script:
             "worker logs and saves, or a wrong one does. Ask session.rank each time"
         )
 
-    def _learn(self, scope: ast.AST, known: Known, before: int | None) -> None:
+    def _learn(self, scope: ast.AST, known: KnownVariables, before: int | None) -> None:
         """Add the variables that ``scope`` sets from the rank, before a line."""
         for node in _statements(scope):
             if before is not None and node.lineno >= before:
@@ -108,11 +108,11 @@ class _Script:
                 if kind is None:
                     known.pop(target, None)
                 else:
-                    known[target] = Kept(kind, node.lineno)
+                    known[target] = KeptVariable(kind, node.lineno)
 
-    def _kind(self, value: ast.expr, known: Mapping[str, Kept]) -> Kind | None:
+    def _kind(self, value: ast.expr, known: Mapping[str, KeptVariable]) -> VariableKind | None:
         if self._asks(value):
-            return Kind.RANK
+            return VariableKind.RANK
         match value:
             case ast.Name() | ast.Attribute():
                 kept = known.get(ast.unparse(value))
@@ -121,16 +121,16 @@ class _Script:
                 return self._kind(inner, known)
             case ast.BinOp():
                 found = (self._kind(value.left, known), self._kind(value.right, known))
-                return Kind.RANK if Kind.RANK in found else None
+                return VariableKind.RANK if VariableKind.RANK in found else None
             case ast.Compare():
                 operands = (value.left, *value.comparators)
-                ranked = any(self._kind(each, known) is Kind.RANK for each in operands)
-                return Kind.ANSWER if ranked else None
+                ranked = any(self._kind(each, known) is VariableKind.RANK for each in operands)
+                return VariableKind.ANSWER if ranked else None
             case ast.UnaryOp(op=ast.Not()):
-                return Kind.ANSWER if self._kind(value.operand, known) else None
+                return VariableKind.ANSWER if self._kind(value.operand, known) else None
             case ast.BoolOp():
-                answers = (self._kind(each, known) is Kind.ANSWER for each in value.values)
-                return Kind.ANSWER if any(answers) else None
+                answers = (self._kind(each, known) is VariableKind.ANSWER for each in value.values)
+                return VariableKind.ANSWER if any(answers) else None
             case ast.IfExp(orelse=ast.Constant(None)) | ast.IfExp(body=ast.Constant(None)):
                 # A writer of logs that only one rank has.
                 return self._kind(value.test, known)
@@ -225,7 +225,7 @@ def _stored_outside(function: ast.AST) -> Iterator[str]:
     return (name for name in _stored(function) if "." in name or name in outer)
 
 
-def _hide_bound(function: ast.AST, known: Known) -> None:
+def _hide_bound(function: ast.AST, known: KnownVariables) -> None:
     """Forget names that ``function`` binds itself."""
     bound = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
     for node in _statements(function):
@@ -234,7 +234,7 @@ def _hide_bound(function: ast.AST, known: Known) -> None:
         known.pop(name, None)
 
 
-def _uses(nodes: list[ast.stmt], known: Known) -> Iterator[tuple[int, str, int]]:
+def _uses(nodes: list[ast.stmt], known: KnownVariables) -> Iterator[tuple[int, str, int]]:
     """Line, name and line of origin, wherever ``nodes`` decide by a variable of ``known``."""
     for node in (each for statement in nodes for each in ast.walk(statement)):
         for value in _deciding(node):
@@ -243,7 +243,7 @@ def _uses(nodes: list[ast.stmt], known: Known) -> Iterator[tuple[int, str, int]]
                 yield value.lineno, name, known[name].line
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             kept = known.get(ast.unparse(node))
-            if kept is not None and kept.kind is Kind.ANSWER:
+            if kept is not None and kept.kind is VariableKind.ANSWER:
                 yield node.lineno, ast.unparse(node), kept.line
 
 

@@ -19,7 +19,7 @@ from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state.state import Registry
-from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.state_transfer.verification import StateVerdict
 
 log = logging.getLogger("tmd.trainer")
 
@@ -133,7 +133,7 @@ class StandaloneHooks:
     def follow(self, feed: Feed) -> None:
         """No peer asks for the data position."""
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StateVerdict:
         """The state never comes from another worker."""
         return lambda: ""
 

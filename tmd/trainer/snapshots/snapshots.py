@@ -18,7 +18,7 @@ from tmd.core.values.snapshots import Kept, is_due, keepers
 from tmd.fabric import Link
 from tmd.trainer.protocol.copies import StateCopy
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.protocol.outbox import Entry, Outbox
+from tmd.trainer.protocol.outbox import Outbox, OutboxEntry
 from tmd.trainer.snapshots.server import ENDING_S, SnapshotServer, call_on, fetched
 from tmd.trainer.snapshots.store import SnapshotStore
 from tmd.trainer.snapshots.writer import SnapshotWriter, WriterStage
@@ -322,7 +322,7 @@ class Snapshots:
         if copy.rank == self._fabric.rank:
             self._back(copy.entries)
 
-    def _back(self, entries: Sequence[Entry]) -> None:
+    def _back(self, entries: Sequence[OutboxEntry]) -> None:
         """Reuse the memory of own copies: fresh memory costs more than the copy."""
         for _, body in entries:
             if body.numel() in self._sizes:

@@ -17,12 +17,12 @@ from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.copies import StateCopy, digest_of_bodies
 from tmd.trainer.protocol.frames import Boundary, Bring, Envelope, Stored, Unit
-from tmd.trainer.protocol.outbox import Entry, Outbox
+from tmd.trainer.protocol.outbox import Outbox, OutboxEntry
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.units import Units
 from tmd.trainer.state.window import Window
-from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.state_transfer.verification import StateVerdict
 
 log = logging.getLogger("tmd.trainer")
 
@@ -41,7 +41,7 @@ class WriterStage(IntEnum):
 class SnapshotWriter:
     """Created by the main thread in the open window, then used by the sender's thread."""
 
-    def __init__(self, rank: int, step: int, keeper: Member, verdict: Verdict) -> None:
+    def __init__(self, rank: int, step: int, keeper: Member, verdict: StateVerdict) -> None:
         """``verdict``: on the current state."""
         self.rank = rank
         self.step = step
@@ -50,7 +50,7 @@ class SnapshotWriter:
         self.stage = WriterStage.GOING
         self.over = threading.Event()
         """Set once the outcome no longer matters."""
-        self._entries: list[Entry] = []
+        self._entries: list[OutboxEntry] = []
         self._buckets = ""
 
     def fail(self, why: str) -> None:
@@ -67,7 +67,7 @@ class SnapshotWriter:
         boundary = Boundary(self.step, position, layout, units.graded)
         self._add(outbox.copy(boundary, tensors))
 
-    def copy(self, units: Units, window: Window, outbox: Outbox) -> tuple[Entry, ...]:
+    def copy(self, units: Units, window: Window, outbox: Outbox) -> tuple[OutboxEntry, ...]:
         """Copy units until the window closes or memory runs out; returns the rest and the units."""
         for number in range(len(units)):
             with window.reading() as version:
@@ -80,13 +80,13 @@ class SnapshotWriter:
                 break
         return tuple(self._entries)
 
-    def _add(self, entry: Entry | None) -> None:
+    def _add(self, entry: OutboxEntry | None) -> None:
         if entry is None:
             self.fail("the host memory for copies is used up")
         else:
             self._entries.append(entry)
 
-    def made(self, layouts: Layouts, entries: tuple[Entry, ...]) -> StateCopy:
+    def made(self, layouts: Layouts, entries: tuple[OutboxEntry, ...]) -> StateCopy:
         """The finished copy, as stored here and at the keeper."""
         digest = digest_of_bodies(entries)
         return StateCopy(self.rank, self.step, layouts, entries, digest, self._buckets)

@@ -16,7 +16,7 @@ import torch
 
 from tmd.torch_private.optimizers import is_zero, steps_in_backward
 
-Groups = Sequence[dict[str, Any]]
+ParamGroups = Sequence[dict[str, Any]]
 NOT_SHADOWED = "its optimizer is divided among ranks and communicates: no shadow can follow it"
 """Why the state of a rank with such an optimizer is copied at the switch, not before."""
 
@@ -47,7 +47,7 @@ def ranks_of(whole: Any) -> frozenset[int]:
     return frozenset(torch.distributed.get_process_group_ranks(whole.process_group))
 
 
-def set_values(groups: Groups, values: Sequence[Mapping[str, Any]]) -> None:
+def set_values(groups: ParamGroups, values: Sequence[Mapping[str, Any]]) -> None:
     """Copy each mapping in ``values``, except ``params``, into the group at the same place."""
     for group, new in zip(groups, values, strict=True):
         group.update({k: v for k, v in new.items() if k != "params"})

@@ -31,7 +31,7 @@ SMALL = 64 << 10
 larger one is copied and compared again in all steps after one that has written to it."""
 
 Shift = Callable[[bytes, int], bytes]
-Mark = tuple[int, int]
+BufferMark = tuple[int, int]
 """What differs once somebody has written to a buffer, or put another one in its place."""
 
 
@@ -64,7 +64,7 @@ class LocalState:
         """Buffers that have changed."""
         self._steps = 0
         self._saved: dict[str, SavedBuffer] = {}
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, BufferMark] = {}
         """Of large buffers that are not copied: what differs once somebody has written to them."""
         self._written: set[str] = set()
         """Those of them to which somebody has written since: they are copied and compared."""
@@ -268,7 +268,7 @@ class SavedBuffer(NamedTuple):
             own.data.copy_(self.copy)
 
 
-def _mark(buffer: Tensor) -> Mark:
+def _mark(buffer: Tensor) -> BufferMark:
     return id(buffer), version(buffer)
 
 

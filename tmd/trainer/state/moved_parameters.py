@@ -32,7 +32,7 @@ and this many times those of the parameters that an optimizer owns."""
 log = logging.getLogger("tmd.trainer")
 
 
-class Mark(NamedTuple):
+class ParameterMark(NamedTuple):
     """What differs once a parameter has been written to."""
 
     version: int
@@ -40,7 +40,7 @@ class Mark(NamedTuple):
     elements: bytes
     """Some of them; empty if they were not looked at."""
 
-    def differs(self, other: Mark) -> bool:
+    def differs(self, other: ParameterMark) -> bool:
         looked = bool(self.elements and other.elements)
         return self[:2] != other[:2] or (looked and self.elements != other.elements)
 
@@ -75,8 +75,8 @@ class MovedParameters:
         self._after_vote: set[int] = set()
         """Numbers of loose ones that have moved between a vote and the next step."""
         self._steps = 0
-        self._kept: list[Mark] = []
-        self._voted: list[Mark] | None = None
+        self._kept: list[ParameterMark] = []
+        self._voted: list[ParameterMark] | None = None
         self._copies: dict[int, Tensor] = {}
         self._lost = ""
         """Name of a parameter that has moved in a broken step and has no copy."""
@@ -146,7 +146,7 @@ class MovedParameters:
             if not torch.equal(own, before):
                 own.data.copy_(before)
 
-    def _marks(self) -> list[Mark]:
+    def _marks(self) -> list[ParameterMark]:
         sampled = self._steps <= SAMPLED_STEPS
         return [_mark(watched.param, sampled=sampled) for watched in self._all]
 
@@ -176,20 +176,22 @@ def _watched(registry: Registry) -> Iterator[WatchedParameter]:
                 yield WatchedParameter(f"{name}.{path}", param, id(param) not in owned)
 
 
-def _moved(before: list[Mark], now: list[Mark]) -> set[int]:
+def _moved(before: list[ParameterMark], now: list[ParameterMark]) -> set[int]:
     if before == now:  # as in nearly every step
         return set()
     pairs = enumerate(zip(before, now, strict=True))
     return {number for number, (old, new) in pairs if old.differs(new)}
 
 
-def _mark(param: nn.Parameter, *, sampled: bool) -> Mark:
+def _mark(param: nn.Parameter, *, sampled: bool) -> ParameterMark:
     # In nearly every step of a job: few calls of torch.
     memory = 0 if hasattr(param, "to_local") else param.data_ptr()
     if not sampled or not (own := part(param)).data_ptr():
-        return Mark(version(param), memory, b"")
+        return ParameterMark(version(param), memory, b"")
     some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
-    return Mark(version(param), memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return ParameterMark(
+        version(param), memory, some.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    )
 
 
 def _host_copy(own: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ PATIENCE_S = 120.0
 """Longest wait for the other side's digest."""
 ENDING_S = 2.0
 
-Verdict = Callable[[], str]
+StateVerdict = Callable[[], str]
 """Waits for a verification; returns why it failed, or an empty string."""
 
 log = logging.getLogger("tmd.trainer")
@@ -66,7 +66,7 @@ class StateVerification:
         string."""
         return self.later()()
 
-    def later(self) -> Verdict:
+    def later(self) -> StateVerdict:
         """A function that waits for the verification of the current state. A copy of this state
         may call it later in any thread, even after this worker has given its rank back."""
         own = self._own

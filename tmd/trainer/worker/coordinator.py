@@ -32,7 +32,7 @@ from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
-from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.state_transfer.verification import StateVerdict
 from tmd.trainer.worker.adopted_ranks import AdoptedRanks
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.arming import Arming, must_wait
@@ -218,7 +218,7 @@ class Coordinator:
             parts.snapshots.voted(result[0])
         return True
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StateVerdict:
         """Verdict on a copy of the state at this boundary: :meth:`StateVerification.later`."""
         return self._context.verification.later()
 
