@@ -74,6 +74,22 @@ def test_a_failover_without_a_fit_standby_is_a_hold():
     assert lost_in(rejected, survivor, standby) is LossCause.HOLD
 
 
+def test_a_failover_with_too_few_standbys_is_a_hold():
+    """One standby is fit for either rank, but takes only one."""
+    three = record("h1", "h2", "h3")
+    moves = tuple(Move(rank=rank, leaver=member(f"h{rank + 1}")) for rank in (1, 2))
+    both = structs.replace(failover(three, worker("h2"), worker("h3")), moves=moves)
+    now = structs.replace(three, plan=both)
+
+    def lost(*hosts):
+        return standstill(now, ClusterView(hosts=hosts, jobs=(now,)))
+
+    survivor = host("h1", world_size=3)
+    standbys = [host(name, Activity.STANDBY, world_size=3) for name in ("h4", "h5")]
+    assert lost(survivor, standbys[0]) is LossCause.HOLD
+    assert lost(survivor, *standbys) is LossCause.FAILOVER
+
+
 @pytest.mark.parametrize("phase", [Phase.SYNC, Phase.RESUME])
 def test_a_failover_that_has_its_joiner_does_not_hold(phase):
     assert lost_in(structs.replace(LOSS, phase=phase), host("h1")) is LossCause.FAILOVER

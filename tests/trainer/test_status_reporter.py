@@ -52,6 +52,16 @@ def test_the_time_without_progress_counts_from_the_latest_commit(
     assert (stood, unmoved, reporter.current().stands_s) == (5.0, 5.0, 0.0)
 
 
+def test_a_broken_step_is_no_progress(clock: Clock, reporter: StatusReporter) -> None:
+    """The time since the latest commit goes on: the leader counts it as lost."""
+    reporter.update(WorkerTransition.ENTERED, step=1)
+    clock.now += 5.0
+    reporter.update(WorkerTransition.HALTED)
+    clock.now += 2.0
+
+    assert reporter.current().stands_s == 7.0
+
+
 def test_a_standby_has_no_time_without_progress(clock: Clock, reporter: StatusReporter) -> None:
     reporter.update(WorkerTransition.STOOD_BY)
     clock.now += 5.0

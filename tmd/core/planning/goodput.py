@@ -1,4 +1,4 @@
-"""Attributes training time that a job loses to a cause. Pure; the leader sums it up.
+"""Determines how much training time a job loses, and to what. Pure; the leader adds it up.
 
 Lost time is counted in seconds of rank time: a job of 8 ranks that stands still for one second
 loses 8 rank seconds. Work that is done again counts as lost.
@@ -14,7 +14,7 @@ from statistics import median
 from msgspec import Struct
 
 from tmd.core.planning.migration import PlanFacts, is_live
-from tmd.core.planning.standbys import candidates, takes
+from tmd.core.planning.standbys import assigned, candidates
 from tmd.core.values.model import (
     FINAL,
     ClusterView,
@@ -29,8 +29,8 @@ from tmd.core.values.model import (
 class LossCause(StrEnum):
     """Why a job makes no progress."""
 
-    PLANNED_MOVE = "planned_move"  # from the vote that switched to the first commit: an upper bound
-    INTERRUPTED_STEP = "interrupted_step"  # from the last commit before a loss to its failover
+    PLANNED_MOVE = "planned_move"  # from the vote of the switch to the first commit after it
+    INTERRUPTED_STEP = "interrupted_step"  # from the last commit to the plan of the failover
     FAILOVER = "failover"  # from the plan of a failover to the first commit after it
     HOLD = "hold"  # a failover waits for a standby
     REPEATED_STEPS = "repeated_steps"  # committed steps that are run again after a rollback
@@ -44,7 +44,7 @@ class LostTime(Struct, frozen=True):
 
 
 class PhaseTime(Struct, frozen=True):
-    """Duration of a phase of a plan that has left it."""
+    """How long a plan was in a phase that it has left."""
 
     kind: PlanKind
     phase: Phase
@@ -52,7 +52,7 @@ class PhaseTime(Struct, frozen=True):
 
 
 def standstill(record: JobRecord, view: ClusterView) -> LossCause | None:
-    """Why no rank of the job makes progress now; ``None`` if they may."""
+    """Why no rank of the job makes progress now; ``None`` if some may."""
     plan = record.plan
     if plan is None or not is_live(plan) or record.state is not JobState.RUNNING:
         return None
@@ -68,12 +68,13 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
     if plan is None or plan.kind is not PlanKind.FAILOVER or not is_live(plan):
         return ()
     earlier = None if before is None else before.plan
-    same = earlier is not None and earlier.id == plan.id
+    if earlier is not None and earlier.id != plan.id:
+        earlier = None
     found = []
-    if not same:
+    if earlier is None:
         stood = _since_last_commit(after, plan, view)
         found.append(LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size))
-    if plan.rollback is not None and not (same and earlier and earlier.rollback):
+    if plan.rollback is not None and (earlier is None or earlier.rollback is None):
         seconds = plan.rollback.repeats * step_seconds(after, view)
         found.append(LostTime(LossCause.REPEATED_STEPS, seconds * after.world_size))
     return tuple(found)
@@ -112,11 +113,11 @@ def _waits_for_standby(record: JobRecord, plan: MigrationPlan, view: ClusterView
     facts = PlanFacts(view, record.job)
     spare = [m for m in candidates(view, record, facts) if m.worker not in plan.rejected]
     vacant = [move.rank for move in plan.moves if move.joiner is None]
-    return any(not takes(spare, rank, facts) for rank in vacant)
+    return len(assigned(vacant, spare, facts)) < len(vacant)
 
 
 def _since_last_commit(record: JobRecord, plan: MigrationPlan, view: ClusterView) -> float:
-    """Seconds since a survivor last committed, by the latest reports; 0 if there is none."""
+    """Seconds since a survivor last committed, by the latest reports; 0 if none reports."""
     known = view.workers(record.job)
     alive = (m.worker for m in record.membership.members if m.worker not in plan.dead)
     return min((known[w].stands_s for w in alive if w in known), default=0.0)

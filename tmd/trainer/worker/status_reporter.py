@@ -22,6 +22,9 @@ from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.roles import Role, Roles
 from tmd.trainer.worker.agent import Agent
 
+HOLDING = frozenset({Activity.TRAINING, Activity.STUCK})
+"""Activities of a worker that holds a rank and has to commit its step."""
+
 
 class StatusReporter:
     """``update`` is safe from any thread."""
@@ -55,7 +58,7 @@ class StatusReporter:
         status, came = self._status, self._came
         return structs.replace(
             status,
-            stands_s=time.monotonic() - came if status.activity is Activity.TRAINING else 0.0,
+            stands_s=time.monotonic() - came if status.activity in HOLDING else 0.0,
             waiting=fabric.waiting,
             elastic=fabric.passes.inelastic,
             kept_bytes=fabric.step.nbytes,
@@ -158,5 +161,5 @@ class StatusReporter:
         self.update(armed=epoch, plan=plan, detail=refusal, timings={})
 
 
-def _place(status: WorkerStatus) -> tuple[Activity, int, int]:
-    return status.activity, status.epoch, status.step
+def _place(status: WorkerStatus) -> tuple[bool, int, int]:
+    return status.activity in HOLDING, status.epoch, status.step
