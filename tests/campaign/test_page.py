@@ -49,6 +49,14 @@ def test_a_campaign_is_well_only_if_the_job_is() -> None:
     assert "identical" not in page.summary(other)
 
 
+def test_weights_that_were_not_compared_are_not_called_identical() -> None:
+    """A scenario broke the cluster, so that the job did not end: only losses were compared."""
+    broken = CampaignOutcome((BAD,), (Ending("process", 37, (), 3.0, whole=False),), 4.0)
+
+    assert "identical" not in page.summary(broken)
+    assert page.summary(broken).startswith("1 scenario of 1 kind of fault in 4 s, 1 with")
+
+
 def test_a_campaign_that_has_played_nothing_proves_nothing() -> None:
     """Without root, or another release, all its scenarios may be skipped."""
     nothing = CampaignOutcome((SKIPPED,), (Ending("process", 0, (), 3.0),), 4.0)

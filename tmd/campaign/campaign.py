@@ -45,6 +45,8 @@ class Ending(Struct, frozen=True):
     steps: int
     deviations: tuple[str, ...]
     seconds: float
+    whole: bool = True
+    """Whether the job ended as planned, so that its weights were compared, too."""
 
 
 class CampaignOutcome(Struct, frozen=True):
@@ -144,7 +146,7 @@ class _Cluster:
             plans = [plan for s in observed for plan in s.plans]
             problems += differences(disturbed, golden, plans, observed, whole=whole)
         steps = len({step for _, step in disturbed.trace.commits})
-        ending = Ending(story.name, steps, tuple(problems), time.monotonic() - began)
+        ending = Ending(story.name, steps, tuple(problems), time.monotonic() - began, whole)
         if not seen:  # the next cluster would not start either
             return [self._failed(s, problems) for s in scenarios], ending
         return [

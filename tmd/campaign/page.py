@@ -76,13 +76,18 @@ def summary(outcome: CampaignOutcome) -> str:
     kinds = {kind for r in played for kind in r.seen.kinds}
     steps = sum(ending.steps for ending in outcome.endings)
     same = "losses and weights identical to the undisturbed runs, bit for bit"
-    proved = steps and not any(e.deviations for e in outcome.endings)
+    proved = steps and all(e.whole and not e.deviations for e in outcome.endings)
     ended = f"; {steps} steps, {same}" if proved else ""
     return (
-        f"{len(played)} scenarios of {len(kinds)} kinds of fault in {outcome.seconds:.0f} s, "
+        f"{_counted(len(played), 'scenario')} of {_counted(len(kinds), 'kind')} of fault in "
+        f"{outcome.seconds:.0f} s, "
         f"{sum(bool(r.deviations) for r in played)} with deviations, "
         f"{len(outcome.results) - len(played)} skipped{ended}."
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, TableRow, list[TableRow]]]:
@@ -94,8 +99,12 @@ def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, TableRow, list[Tabl
     if wrong:
         yield "Deviations", ("scenario", "what"), wrong
     yield "Kinds by outcome", ("kind", "", "as expected", "deviating", "skipped"), _kinds(outcome)
-    yield "Downtime and pauses, beyond one step", COST_HEAD, _cost_rows(outcome)
-    decided = sorted(t for r in outcome.results if (t := _bound(r)) is not None)
+    yield (
+        "Lost time: downtime of failovers and pauses of moves, less a median step",
+        COST_HEAD,
+        _cost_rows(outcome),
+    )
+    decided = sorted(t for r in outcome.results if (t := _decision_s(r)) is not None)
     if decided:
         middle = statistics.median(decided)
         row = [
@@ -103,10 +112,16 @@ def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, TableRow, list[Tabl
             f"{middle / LEASE_S:.2f}",
             f"{decided[0]:.2f}-{decided[-1]:.2f} s",
         ]
-        head = ("from the leader's death to the stored plan (median)", "in leases", "range", "n")
+        head = (
+            "from a loss without a leader to the stored plan (median)",
+            "in leases",
+            "range",
+            "n",
+        )
         yield "Leader failover", head, [[*row, str(len(decided))]]
-    names = [(r, r.seen.skipped) for r in results if r.seen.skipped]
-    skipped: list[TableRow] = [[r.story, r.scenario.name, reason] for r, reason in names]
+    skipped: list[TableRow] = [
+        [r.story, r.scenario.name, r.seen.skipped] for r in results if r.seen.skipped
+    ]
     if skipped:
         yield "Not possible here", ("story", "scenario", "why"), skipped
     yield "Scenarios", ("story", "scenario", "plans", "seconds"), _scenarios(outcome)
@@ -115,7 +130,7 @@ def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, TableRow, list[Tabl
 COST_HEAD = ("kind of fault", "median", "min-max", "n", *PARTS)
 
 
-def _bound(result: Result) -> float | None:
+def _decision_s(result: Result) -> float | None:
     return decided_s(result.seen) if result.scenario.expect.decided_within_leases else None
 
 
@@ -173,7 +188,10 @@ def _pictures(outcome: CampaignOutcome) -> list[tuple[str, str]]:
         for kind, found in costs.items()
     }
     return [
-        ("Downtime by kind", picture.dots({k: [c.lost_s for c in v] for k, v in costs.items()})),
+        (
+            "Lost time by kind of fault",
+            picture.dots({k: [c.lost_s for c in v] for k, v in costs.items()}),
+        ),
         ("Where the time goes, medians", picture.bars(splits, PARTS)),
     ]
 
