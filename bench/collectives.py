@@ -1,8 +1,9 @@
-"""All-reduce of tmd against Gloo: four processes on this machine, by turns in one run.
+"""All-reduce of tmd against Gloo: four processes on this machine, which run them in turn.
 
-tmd is measured twice: as it is, and while a hot standby follows a rank, so that each operation can
-be finished after a loss. A figure is the time of one all-reduce as the slowest rank sees it, the
-median over the iterations of a repeat.
+tmd is measured twice: as it is, and so that each operation could be finished after a loss, as it
+works while a hot standby follows a rank. There is no standby, so what is sent to one is not
+measured. A figure is the time of one all-reduce as the slowest rank sees it, the median over the
+iterations of a repeat.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ SIZES = {
     "100 MB": 100 << 20,
 }
 ITERATIONS = {4 << 10: 100, 64 << 10: 60, 1 << 20: 30, 25 << 20: 5, 100 << 20: 2}
-FOLLOWED = "tmd, followed"
-WAYS = ("tmd", FOLLOWED, "gloo")
+FINISHABLE = "tmd, finishable"
+WAYS = ("tmd", FINISHABLE, "gloo")
 RANKS = 4
 
 _gloo: list[dist.ProcessGroup] = []
@@ -51,10 +52,10 @@ def end(rank: int, size: int, store: dist.Store) -> None:
 
 
 def seconds_of(rank: int, size: int, store: dist.Store, way: str, nbytes: int, count: int) -> float:
-    """Median seconds of one all-reduce, of ``count``."""
+    """Median duration of ``count`` all-reduces, in seconds."""
     world = dist.group.WORLD
     assert isinstance(world, Group)
-    world.log.restart(keeps=way == FOLLOWED)
+    world.log.restart(keeps=way == FINISHABLE)
     group = _gloo[0] if way == "gloo" else world
     tensor = torch.zeros(nbytes // 4)
     dist.all_reduce(tensor, group=group)

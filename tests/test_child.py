@@ -63,7 +63,7 @@ PROBES = {
         "from tmd_detectors.host.facts import Question\n"
         "from tmd_detectors.host.probe import ask\n"
         "async def use():\n"
-        "    assert await ask(Question(paths=('/',), drivers=()), 30.0) is not None\n"
+        "    assert await ask(Question(paths=('/',), driver_processes=()), 30.0) is not None\n"
     ),
     "nic": (
         "from tmd_detectors.nic.detector import NicConfig\n"

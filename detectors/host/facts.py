@@ -20,7 +20,8 @@ class Process(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """The kernel's estimate of the clock's error (adjtimex(2))."""
+    """Whether the clock is synchronised, and the offset that the kernel has yet to correct
+    (adjtimex(2))."""
 
     synchronised: bool
     offset_s: float
@@ -32,13 +33,13 @@ class HostFacts(NamedTuple):
     read_only: dict[str, bool] = {}
     """Configured path -> whether its file system is read-only."""
     pressure_percent: float | None = None
-    """Share of the last minute in which all runnable tasks waited for memory."""
+    """Share of the last minute in which all tasks that were not idle waited for memory."""
     oom_kills: int | None = None
     """Since boot."""
     hung_tasks: int | None = None
     """Tasks blocked for hung_task_timeout_secs, since boot (Linux 6.13 and newer)."""
     sleeping: tuple[Process, ...] = ()
-    """The driver's processes in uninterruptible sleep."""
+    """Processes of the GPU's driver in uninterruptible sleep."""
 
 
 class Space(NamedTuple):
@@ -50,7 +51,7 @@ class Space(NamedTuple):
 
 
 class HostReading(NamedTuple):
-    """The complete result."""
+    """What one reading returned before its deadline."""
 
     facts: HostFacts
     spaces: tuple[Space, ...] = ()
@@ -60,7 +61,9 @@ class HostReading(NamedTuple):
 
 
 class Question(NamedTuple):
+    """What is to be read."""
+
     paths: tuple[str, ...]
-    drivers: tuple[str, ...]
-    """Shell patterns of process names."""
+    driver_processes: tuple[str, ...]
+    """Shell patterns: names of the processes of the GPU's driver."""
     proc_root: str = "/proc"

@@ -51,7 +51,9 @@ class HostFindings:
             text = f"the file system of {answer.hangs} does not answer"
             yield from self._set(DISK_HANGS, _disk(answer.hangs), Severity.WARNING, True, text)
         yield from self._pressure(facts.pressure_percent)
-        yield from self._growth(OOM_KILL, facts.oom_kills, "processes killed for memory", now)
+        yield from self._growth(
+            OOM_KILL, facts.oom_kills, "processes killed by the out-of-memory killer", now
+        )
         yield from self._growth(HUNG_TASK, facts.hung_tasks, "hung tasks", now)
         yield from self._stuck(facts.sleeping)
         if answer.clock is not None:
@@ -78,7 +80,7 @@ class HostFindings:
         limit = self._limits.pressure_percent
         raised = (MEMORY_PRESSURE, HOST) in self._raised
         holds = percent > (limit / SLACK if raised else limit)
-        text = f"all tasks waited for memory in {percent:.0f} % of the last minute"
+        text = f"all tasks waited for memory for {percent:.0f} % of the last minute"
         yield from self._set(MEMORY_PRESSURE, HOST, Severity.WARNING, holds, text)
 
     def _growth(self, code: str, count: int | None, what: str, now: float) -> Iterator[Signal]:
@@ -114,7 +116,7 @@ class HostFindings:
             self._unsynchronised_since = now
         since = self._unsynchronised_since
         holds = since is not None and now - since >= self._limits.clock_hold_s
-        text = "the clock has not been synchronised for long: is a time service running?"
+        text = "the clock has been unsynchronised for a long time: is a time service running?"
         yield from self._set(CLOCK_UNSYNCHRONISED, HOST, Severity.WARNING, holds, text)
         off = abs(clock.offset_s)
         limit = self._limits.clock_offset_s

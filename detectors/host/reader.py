@@ -30,7 +30,7 @@ def facts(question: Question) -> HostFacts:
         pressure_percent=parse_pressure(_text(proc / "pressure/memory")),
         oom_kills=parse_vmstat(_text(proc / "vmstat"), "oom_kill"),
         hung_tasks=_number(_text(proc / "sys/kernel/hung_task_detect_count")),
-        sleeping=tuple(_sleeping(proc, question.drivers)),
+        sleeping=tuple(_sleeping(proc, question.driver_processes)),
     )
 
 

@@ -369,7 +369,7 @@ COLLECTIVES = [
     for size in ("4 kB", "64 kB", "1 MB", "25 MB", "100 MB")
     for way, label in (
         ("tmd", "tmd"),
-        ("tmd, followed", "tmd while a hot standby follows"),
+        ("tmd, finishable", "tmd, each operation could be finished after a loss"),
         ("gloo", "Gloo"),
     )
 ]

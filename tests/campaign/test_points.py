@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.campaign.standing import faults_of_placing, owner_of, placed
+from tests.campaign.placing import misfits, owner_of, placed
 from tests.fabric.circle import circle
 from tests.trainer.scripts import Script
 from tests.trainer.tailing import pair
@@ -58,7 +58,7 @@ def is_reached(point: str) -> bool:
 def test_every_function_before_which_a_point_stands_is_there_and_fits(tmp_path: Path) -> None:
     """Put in place for real, in a process of its own; nothing is played."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        found = process.submit(faults_of_placing, str(tmp_path)).result()
+        found = process.submit(misfits, str(tmp_path)).result()
 
     assert {f"{owner}.{name}" for owner, name in placed()} < found.keys()
     assert {place: why for place, why in found.items() if why} == {}

@@ -88,7 +88,7 @@ async def telling(receiver, store, elected, **changes):
 
 async def begun(store):
     """Everything before the first announcement is the past and is not announced."""
-    await until(lambda: store.told_outside is not None, within_s=WITHIN_S, every_s=0.001)
+    await until(lambda: store.sent_outside is not None, within_s=WITHIN_S, every_s=0.001)
 
 
 async def raise_(store, *numbers):
@@ -148,7 +148,7 @@ async def test_only_the_leader_announces_and_its_successor_continues(receiver):
         await begun(store)
         await raise_(store, 1)
         received = [await receiver.next()]
-        await until(lambda: bool(store.told_outside.alerts), within_s=WITHIN_S, every_s=0.001)
+        await until(lambda: bool(store.sent_outside.alerts), within_s=WITHIN_S, every_s=0.001)
         first.leading, second.leading = False, True
         await raise_(store, 2)
         received.append(await receiver.next())
@@ -179,7 +179,7 @@ async def test_an_emptied_store_causes_no_second_announcement(receiver):
         await begun(store)
         await raise_(store, 1)
         received = [await receiver.next()]
-        await until(lambda: bool(store.told_outside.alerts), within_s=WITHIN_S, every_s=0.001)
+        await until(lambda: bool(store.sent_outside.alerts), within_s=WITHIN_S, every_s=0.001)
         store.wipe()
         await raise_(store, 1, 2)
         received.append(await receiver.next())

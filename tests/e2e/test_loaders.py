@@ -17,8 +17,8 @@ LOADED = (*LONG, "--loaders", "2")
 async def test_loader_processes_draw_the_same_numbers_on_every_host(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """BatchNorm shows a standby's input in the digest: it rehearses, shadows and takes over, and
-    the next one takes over after a loss."""
+    """With BatchNorm the digest shows what a standby has loaded. One standby rehearses, shadows and
+    takes over in a planned move; the other one takes over after a loss."""
     golden = golden_of(tmp_path, LOADED)
     async with running(
         tmp_path / "run",

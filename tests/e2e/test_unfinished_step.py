@@ -20,13 +20,15 @@ FOLLOWED = 2
 
 
 async def lost_in_step(run: Run, rank: int = FOLLOWED) -> MigrationPlan:
-    """Kill the worker of ``rank``, which waits at its point, once its standby is in the step."""
+    """Kill the worker of ``rank``, which the fault "hold" stops in step 120, once its standby is in
+    that step."""
     await run.shadowed()
     for held in ("between", "data"):
         run.let_go(held)
     await run.reached("hold")
     await run.cluster.until(
-        lambda v: any(w.rank is None and w.step == 120 for w in workers(v)), "it is in the step"
+        lambda v: any(w.rank is None and w.step == 120 for w in workers(v)),
+        "the standby is in step 120",
     )
     await run.kill(rank)
     return await run.done("trainer")
@@ -50,8 +52,8 @@ async def test_no_step_is_repeated(
     redis: EmbeddedRedis,
     long_golden: Golden,
 ) -> None:
-    """The survivors' work in it is not lost, and every number is the same. A script that leaves
-    broken steps early does not leave one that can be finished."""
+    """The survivors keep what they have computed in it, and every number is that of an undisturbed
+    run. With --leave-early, too, a step that can be finished is finished."""
     faults = [f"hold {point}@{FOLLOWED}:120=wait", NEVER_SENT]
     async with with_hot(tmp_path, redis, *faults, standby=("s1",), arguments=arguments) as run:
         plan = await lost_in_step(run)
@@ -91,11 +93,11 @@ async def test_a_worker_that_has_not_begun_the_step_takes_part_in_it(
     [((*LONG, "--sharded"), SCRIPT), ((*LONG, "--halves"), SCRIPT), (LONG, RICH)],
     ids=["FSDP2", "halves", "rich"],
 )
-async def test_every_script_goes_on(
+async def test_other_scripts_go_on(
     arguments: tuple[str, ...], path: str, tmp_path: Path, redis: EmbeddedRedis, compiler: None
 ) -> None:
-    """A state that exists once, with operations in several groups; a scaler, accumulation and
-    clipping."""
+    """FSDP2: each state exists once. halves: operations in several groups. rich: a GradScaler,
+    accumulation and clipping."""
     golden = golden_of(tmp_path, arguments, script=path)
     async with running(
         tmp_path / "run",
@@ -119,11 +121,11 @@ async def test_every_script_goes_on(
         ("tensor", True),
         ("experts", True),
         ("both", True),
-        # A stage sends messages.
+        # Stages exchange messages, which cannot be exchanged again.
         ("pipeline", False),
     ],
 )
-async def test_every_layout_goes_on_or_repeats(
+async def test_layouts_go_on_or_repeat(
     layout: str, goes_on: bool, tmp_path: Path, redis: EmbeddedRedis, compiler: None
 ) -> None:
     """Each with the same numbers as an undisturbed job."""
@@ -148,7 +150,7 @@ async def test_every_layout_goes_on_or_repeats(
 async def test_a_second_loss_while_the_step_is_taken_up(
     who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The standby or a survivor ends before it enters the new epoch: the step is repeated."""
+    """The standby or a survivor dies before it enters the new epoch: the step is repeated."""
     faults = [f"hold backward@{FOLLOWED}:120=wait"]
     async with with_hot(tmp_path, redis, *faults, standby=("s1", "s2", "s3")) as run:
         view = await run.shadowed()
@@ -159,13 +161,14 @@ async def test_a_second_loss_while_the_step_is_taken_up(
 
         assert run.fired("finishing")
         await run.ends_like(long_golden, lost=2)
+        assert read_trace(run.cluster.trace).undone
 
 
 @pytest.mark.parametrize("point", ["after-vote", thorough("optimizer")])
 async def test_a_loss_between_two_steps(
     point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The survivors are in the next step when they notice it, the standby may be in the last."""
+    """The survivors are in the next step when they notice it; the standby may not be yet."""
     faults = [f"{point}@{FOLLOWED}:120=kill"]
     async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
         await hot(run)
@@ -179,8 +182,9 @@ async def test_a_loss_between_two_steps(
 async def test_a_standby_that_has_heard_nothing_since_the_last_gradients_goes_on(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Its rank has voted, and was killed before it could pass on what it got just before the vote.
-    The standby has all gradients of the step, and takes it for committed as the survivors do."""
+    """Its rank has voted, and is killed before it sends its standby what it received just before
+    the vote. The standby has all gradients of the step, and takes it for committed, as survivors
+    do."""
     faults = [f"telling-120@{FOLLOWED}:*=wait", f"hold after-vote@{FOLLOWED}:120=wait", NEVER_SENT]
     async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
         await hot(run)

@@ -1,4 +1,4 @@
-"""Images of containers, built by buildah from the container files."""
+"""Container images, built by buildah from the container files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CERTIFICATES = "/etc/ssl/certs"
 
 
 class Images:
-    """Images in a store of their own. ``chroot`` isolation needs no runtime of containers."""
+    """Images in a store of their own. ``chroot`` isolation needs no container runtime."""
 
     def __init__(self, folder: Path) -> None:
         self._options = ["--root", folder / "root", "--runroot", folder / "run"]
@@ -43,14 +43,17 @@ class Images:
     def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self.command(*words), env=self._environ)
 
-    def stand_in(self, root: Path, name: str) -> None:
-        """Make an image of the files in ``root``."""
+    def image_of(self, root: Path, name: str) -> None:
+        """Make the image ``name`` of the files in ``root``."""
         container = self.do("from", "scratch")
         self.do("add", container, root, "/")
         self.do("commit", container, name)
 
     def build(self, file: str, tag: str, context: Path, *options: str) -> None:
-        """From the container file of that name, with a wheel of this tree."""
+        """Build the image ``tag`` from the container file ``file`` and a wheel of this tree.
+
+        ``context``: an empty folder, which gets what the container file copies.
+        """
         subprocess.run(
             [
                 sys.executable,

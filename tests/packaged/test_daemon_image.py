@@ -35,7 +35,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     except (subprocess.SubprocessError, OSError):
         root = bootstrapped(folder / "base")
         (root / "usr/bin/python").symlink_to("python3")
-        images.stand_in(root, BASE)
+        images.image_of(root, BASE)
     images.build("Containerfile", "tmd", folder)
     return images
 

@@ -66,7 +66,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     program("buildah", "buildah")
     folder = tmp_path_factory.mktemp("trainer")
     images = Images(folder)
-    images.stand_in(with_torch(bootstrapped(folder / "base")), BASE)
+    images.image_of(with_torch(bootstrapped(folder / "base")), BASE)
     shutil.rmtree(folder / "base")
     images.build("Containerfile.trainer", "trainer", folder, "--build-arg", f"BASE={BASE}")
     return images

@@ -1,4 +1,4 @@
-"""The contract test kit: every installed plug-in passes it, and each violation is found."""
+"""The contract test kit: every installed plug-in passes it, and violations are found."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class NoDot(Sound):
 
 
 class Late(Sound):
-    """Each is right at first."""
+    """Begins well. Its subclasses break the contract later."""
 
     async def watch(self, ctx):
         yield Signal("a.b", "host", Severity.INFO)
@@ -198,7 +198,7 @@ async def test_the_kit_finds_a_broken_watch(broken, reason):
         with pytest.raises(BrokenContract, match=reason):
             await kit.check_watch(detector, close_s=0.1)
     finally:
-        detector.open = False
+        detector.open = False  # lets Deaf end
         for task in getattr(detector, "tasks", ()):
             task.cancel()
 
@@ -226,8 +226,9 @@ def test_the_kit_finds_a_policy_with_a_verdict_on_an_empty_view():
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    """The example distribution, really installed into its own folder; its environment."""
+def foreign_env(tmp_path_factory):
+    """The environment of a process that sees the example distribution, which pip has installed into
+    a folder of its own."""
     source, target = tmp_path_factory.mktemp("source") / "it", tmp_path_factory.mktemp("target")
     shutil.copytree(EXAMPLE, source)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -239,26 +240,26 @@ def foreign(tmp_path_factory):
     return {**clean, "PYTHONPATH": str(target), "TMD_CONFIG": os.devnull}
 
 
-def python(foreign, *arguments):
+def python(foreign_env, *arguments):
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
-        env=foreign,
+        env=foreign_env,
         check=False,
     )
 
 
-def test_an_installed_distribution_is_found_and_only_observes(foreign):
-    done = python(foreign, "-m", "tmd.cli", "plugins", "--json")
+def test_a_new_detector_only_observes_and_a_new_policy_is_off(foreign_env):
+    done = python(foreign_env, "-m", "tmd.cli", "plugins", "--json")
     rows = {row["name"]: row for row in json.loads(done.stdout)}
 
     assert rows["load"]["distribution"] == "tmd-example 1.2.3"
     assert (rows["load"]["use"], rows["drain_overloaded"]["use"]) == ("observe", "off")
 
 
-def test_the_example_plug_ins_keep_the_contract(foreign):
+def test_the_example_plug_ins_keep_the_contract(foreign_env):
     code = (
         "import asyncio; from tmd.daemon.plugins import installed\n"
         "from tmd.testing.plugins import check_detector, check_policy\n"
@@ -267,18 +268,18 @@ def test_the_example_plug_ins_keep_the_contract(foreign):
         "check_policy(points['drain_overloaded']); print('kept')"
     )
 
-    assert python(foreign, "-c", code).stdout.strip() == "kept"
+    assert python(foreign_env, "-c", code).stdout.strip() == "kept"
 
 
-def test_the_example_detector_reports(foreign):
+def test_the_example_detector_reports(foreign_env):
     """Every host has a load above minus one."""
-    env = {**foreign, "TMD_DETECTORS__LOAD__LIMIT": "-1", "TMD_PLUGINS__ALLOW": '["load"]'}
+    env = {**foreign_env, "TMD_DETECTORS__LOAD__LIMIT": "-1", "TMD_PLUGINS__ALLOW": '["load"]'}
     done = python(env, "-m", "tmd.cli", "scan", "--json", "--seconds", "2")
 
     assert [a["code"] for a in json.loads(done.stdout)["alerts"]] == ["load.high"], done.stderr
 
 
-def test_the_example_policy_drains_an_overloaded_host(foreign):
+def test_the_example_policy_drains_an_overloaded_host(foreign_env):
     code = (
         "from tmd_example import DrainOverloaded\n"
         "from tests.plugins.test_policies import alert, host, view\n"
@@ -286,4 +287,4 @@ def test_the_example_policy_drains_an_overloaded_host(foreign):
         "print(*(v.worker for v in DrainOverloaded().decide(view(full, host('h2')))))"
     )
 
-    assert python(foreign, "-c", code).stdout.split() == ["h1/job/0.a"]
+    assert python(foreign_env, "-c", code).stdout.split() == ["h1/job/0.a"]

@@ -19,12 +19,12 @@ from tmd.trainer.worker.peer_watchdog import LONG, MISSES, MISSES_AT_FIRST, Peer
 
 
 class Gate:
-    """An address before a fabric: it passes callers on. It hangs up while ``frozen``, and says
-    nothing while ``silent``."""
+    """An address in front of a fabric, to which it forwards callers. It closes each call at once
+    while ``refusing``. While ``frozen`` it accepts calls and never answers, like a frozen host."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.calls = 0
-        self.frozen = self.silent = False
+        self.refusing = self.frozen = False
         self._unanswered: list[socket.socket] = []
         self._target = fabric.address
         self._carriers: list[threading.Thread] = []
@@ -50,10 +50,10 @@ class Gate:
             except OSError:
                 return
             self.calls += 1
-            if self.silent:
+            if self.frozen:
                 self._unanswered.append(near)
                 continue
-            if self.frozen:
+            if self.refusing:
                 near.close()
                 continue
             carrier = threading.Thread(target=self._carry, args=(near,), daemon=True)
@@ -129,7 +129,7 @@ def scene() -> Iterator[Scene]:
 
 
 def test_a_neighbour_that_misses_calls_in_a_row_counts_as_lost(scene: Scene) -> None:
-    scene.gates["w3"].frozen = True
+    scene.gates["w3"].refusing = True
     scene.looks(LONG + MISSES - 2)
     before = scene.standing.poisoned
     scene.looks(1)
@@ -141,7 +141,7 @@ def test_a_neighbour_that_misses_calls_in_a_row_counts_as_lost(scene: Scene) -> 
 
 def test_a_neighbour_that_holds_two_ranks_is_called_once_a_look(scene: Scene) -> None:
     scene.enter(3, {2: 3})
-    scene.gates["w3"].frozen = True
+    scene.gates["w3"].refusing = True
     scene.looks(LONG + MISSES - 2)
 
     assert scene.gates["w3"].calls == MISSES - 1
@@ -151,10 +151,12 @@ def test_a_neighbour_that_holds_two_ranks_is_called_once_a_look(scene: Scene) ->
 def test_a_peer_to_which_a_link_is_being_opened_is_called(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have frozen before the first one, and nobody else would notice. But it may also be
-    busy for minutes then. A call waits for a moment instead of seconds."""
+    """The peer may have frozen before its first link was open, and nobody else would notice. It may
+    also be busy for minutes before its first collective, so that more calls may fail. Here a call
+    fails after a moment instead of seconds."""
     monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.01)
-    scene.gates["w2"].silent = True
+    scene.gates["w2"].frozen = True
+    poisoned: list[bool] = []
 
     def open_one() -> None:
         with pytest.raises(LinkError):
@@ -166,7 +168,6 @@ def test_a_peer_to_which_a_link_is_being_opened_is_called(
         poisoned.append(scene.standing.poisoned)
         scene.looks(1)
 
-    poisoned: list[bool] = []
     at_once([open_one, look])
     assert poisoned == [False]
     assert scene.standing.suspects == ("w2",)
@@ -184,8 +185,8 @@ def test_no_neighbour_is_called_before_the_wait_is_long(scene: Scene) -> None:
 
 def test_an_answered_call_resets_the_count(scene: Scene) -> None:
     scene.looks(LONG - 1)
-    for frozen in (True, True, False, True, True):
-        scene.gates["w3"].frozen = frozen
+    for refusing in (True, True, False, True, True):
+        scene.gates["w3"].refusing = refusing
         scene.looks(1)
 
     assert [gate.calls for gate in scene.gates.values()] == [0, 5, 0, 5]

@@ -189,7 +189,7 @@ class AgentServer:
 
     def _watch_futex(self, hello: wire.TrainerHello, writer: asyncio.StreamWriter) -> None:
         peer: socket.socket = writer.get_extra_info("socket")
-        handed = self._listener.taken(peer.fileno())
+        handed = self._listener.take_from(peer.fileno())
         if handed is None:
             return
         try:

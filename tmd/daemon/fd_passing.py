@@ -1,7 +1,7 @@
 """A listening Unix socket whose connections keep a file descriptor sent with their data.
 
-asyncio reads streams with ``recv``, with which the kernel discards descriptors. That suits
-clients that may not pass one.
+asyncio reads streams with ``recv``, and the kernel then discards any descriptor. So
+:class:`AgentConnection` receives otherwise, except from clients that may not pass one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 NOTHING = -1
 _UCRED = struct.Struct("3i")
 _ROOM = socket.CMSG_LEN(array.array("i").itemsize)
+"""Room for one descriptor. The kernel closes any further ones."""
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -30,23 +31,23 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 class AgentConnection(socket.socket):
     """Keeps the first descriptor received, if the peer may pass one, until taken or closed."""
 
-    may_hand = False
-    handed = NOTHING
+    accepts_fd = False
+    received_fd = NOTHING
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        if not self.may_hand:
+        if not self.accepts_fd:
             return super().recv(size, flags)
         flags |= socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self.recvmsg(size, _ROOM, flags)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                (self.handed,) = array.array("i", content)
-                self.may_hand = False
+                (self.received_fd,) = array.array("i", content)
+                self.accepts_fd = False
         return data
 
     def take(self) -> int | None:
-        """The received descriptor, which the caller closes."""
-        found, self.handed, self.may_hand = self.handed, NOTHING, False
+        """The received descriptor, which the caller closes. No other one is accepted afterwards."""
+        found, self.received_fd, self.accepts_fd = self.received_fd, NOTHING, False
         return None if found == NOTHING else found
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class AgentConnection(socket.socket):
 
 
 class AgentListener(socket.socket):
-    """Accepts such connections; only ``uids`` may pass a descriptor."""
+    """Accepts :class:`AgentConnection` sockets; only ``uids`` may pass a descriptor."""
 
     def __init__(self, uids: frozenset[int]) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,11 +70,11 @@ class AgentListener(socket.socket):
         plain, address = super().accept()
         connection = AgentConnection(plain.family, plain.type, plain.proto, plain.detach())
         connection.setblocking(self.gettimeout() != 0.0)
-        connection.may_hand = peer_of(connection)[1] in self._uids
+        connection.accepts_fd = peer_of(connection)[1] in self._uids
         self._open[connection.fileno()] = connection
         return connection, address
 
-    def taken(self, connection: int) -> int | None:
-        """The descriptor received over ``connection``, which the caller closes."""
-        known = self._open.get(connection)
+    def take_from(self, fileno: int) -> int | None:
+        """The descriptor received over the connection ``fileno``; the caller closes it."""
+        known = self._open.get(fileno)
         return None if known is None else known.take()

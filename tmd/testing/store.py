@@ -29,19 +29,20 @@ class MemoryStore:
         self.away = False
         """While true every call raises StoreUnavailable."""
         self.unreplicated = ""
-        """Why no replica takes over what is written now; empty if one does."""
+        """Why what is written now may be lost in a failover of Redis; empty if a replica has it."""
         self.clock_epoch = 1_000
-        """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
+        """A new lease epoch is at least this: Redis derives one from its clock. It grows with each
+        :meth:`wipe`."""
         self.server_time = 1.0
         """Seconds of the server's wall clock."""
         self._listeners: set[tuple[str, asyncio.Queue[Wake | None]]] = set()
         self.stream: list[Alert] = []
-        self.before = 0
-        """Alerts of earlier lives: cursors go on across :meth:`wipe`, as those of Redis do."""
+        self.alerts_before_wipe = 0
+        """Cursors count on from it after a :meth:`wipe`, as those of Redis do."""
         self.wipe()
 
     def wipe(self) -> None:
-        """Restarted empty."""
+        """Restart the server without its data."""
         self.hosts: dict[str, tuple[bytes, float]] = {}
         self.records: dict[str, bytes] = {}
         self.unlisted: set[str] = set()
@@ -53,10 +54,10 @@ class MemoryStore:
         self.breaker = Breaker()
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
-        self.before += len(self.stream)
+        self.alerts_before_wipe += len(self.stream)
         self.stream = []
         self.told: set[str] = set()
-        self.told_outside: Announced | None = None
+        self.sent_outside: Announced | None = None
         self.clock_epoch += 1_000
 
     def fall_away(self) -> None:
@@ -69,7 +70,7 @@ class MemoryStore:
         return MemoryClient(self)
 
     def wake(self, topic: Topic, about: str = "", listeners: Collection[str] | None = None) -> None:
-        """``listeners``: who hears of it, beside observers; ``None``: all."""
+        """``listeners``: those that get it besides clients without a name; ``None``: all."""
         for holder, queue in self._listeners:
             if not holder or listeners is None or holder in listeners:
                 queue.put_nowait(Wake(topic, about))
@@ -91,7 +92,8 @@ class MemoryStore:
 
 
 class MemoryClient:
-    """Implements :class:`tmd.daemon.bus.Store`. Values are encoded, so nothing is shared."""
+    """Implements :class:`tmd.daemon.bus.Store`. Hosts and records are stored encoded, as in
+    Redis; all other values are immutable."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -230,7 +232,7 @@ class MemoryClient:
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         await self._reach()
-        before = self._store.before
+        before = self._store.alerts_before_wipe
         first = max(0, int(after or 0) - before)
         found = self._store.stream[first : first + limit]
         return [(str(before + first + n + 1), alert) for n, alert in enumerate(found)]
@@ -238,15 +240,15 @@ class MemoryClient:
     async def newest_alert(self) -> str:
         await self._reach()
         stream = self._store.stream
-        return str(self._store.before + len(stream)) if stream else ""
+        return str(self._store.alerts_before_wipe + len(stream)) if stream else ""
 
     async def announced(self) -> Announced | None:
         await self._reach()
-        return self._store.told_outside
+        return self._store.sent_outside
 
     async def put_announced(self, announced: Announced) -> None:
         await self._reach()
-        self._store.told_outside = announced
+        self._store.sent_outside = announced
 
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()

@@ -1,4 +1,7 @@
-"""A plain DDP job that goes on without its lost ranks. It notes which samples each rank draws."""
+"""A plain DDP job that goes on with fewer workers after a loss, unless it is started with --hold.
+
+It notes which samples each rank draws.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,12 @@ class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30, help="rounded up to a whole epoch")
-    parser.add_argument("--rigid", action="store_true", help="calls what cannot be shared")
-    parser.add_argument("--hold", action="store_true", help="does not ask to go on")
+    parser.add_argument(
+        "--rigid",
+        action="store_true",
+        help="call a collective that a worker with two ranks cannot run",
+    )
+    parser.add_argument("--hold", action="store_true", help="register with elastic=False")
     return parser.parse_args()
 
 
@@ -95,6 +102,7 @@ def main() -> None:
                 if step.counts:
                     line = {"step": session.step_number - 1, "samples": drawn}
                     samples.write(json.dumps(line) + "\n")
+                # PARTIAL: this worker has another rank to run in the step.
                 if step.result is not tmd.trainer.StepResult.PARTIAL:
                     drawn = {}
                 injector.reach("between")

@@ -1,8 +1,8 @@
 """Where the members of an inner group meet: a store of torch over links, for one build.
 
-The group's first rank keeps the values and serves the others. No other process is needed, and the
-loss of this one ends only the build. A build begins once all members have come: then none waits for
-long inside a call that cannot be cancelled.
+The group's first rank keeps the values and serves the others. No further process is needed. If the
+first rank is lost, only the build fails. A build begins once all members have arrived, so that none
+waits for long inside a call that cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LIMIT = 1 << 20
 """Largest request or reply in bytes."""
 DIAL_S = 2.0
 AGAIN_S = 0.05
-"""Pause after a member that keeps the values was not ready for a call."""
+"""Pause before the server of the store is called again."""
 LOOK_S = 0.1
-"""How often a waiting thread looks whether the build is still wanted."""
+"""Interval at which a waiting thread checks whether the build is still wanted."""
 TIMEOUT = timedelta(minutes=5)
 HERE = "here/"
-"""Prefix of the keys by which members say that they have come, and whether they need the group."""
+"""Prefix of the keys by which members say that they are here, and whether they need the group."""
 NEEDED = b"needed"
 
 log = logging.getLogger("tmd.trainer")
@@ -50,8 +50,8 @@ class SharedValues:
         self._members, self._wanted = members, wanted
         self._values: dict[str, bytes] = {}
         self._came_by: dict[str, set[Link]] = {}
-        """The links on which a member has said that it is here: a link that it has given up may be
-        served after the one that it uses."""
+        """By key under ``HERE``: the links over which that member has said that it is here. Two if
+        it has called again: the link that it gave up may be served after the new one."""
         self._changed = threading.Condition()
 
     def answer(self, request: str, arguments: Sequence[Any]) -> Any:
@@ -84,7 +84,7 @@ class SharedValues:
                     return self._values.pop(key, None) is not None
             case "count", ():
                 return len(self._values)
-        raise LinkError(f"the store has no request {request!r} with {len(arguments)} arguments")
+        raise LinkError(f"malformed request {request!r} to the store of a group")
 
     def _put(self, key: str, value: bytes) -> None:
         with self._changed:
@@ -109,7 +109,7 @@ class SharedValues:
         try:
             while True:
                 request, *arguments = msgpack.decode(link.recv_frame(LIMIT))
-                if request == "set":
+                if request == "set" and str(arguments[0]).startswith(HERE):
                     self._came(str(arguments[0]), link)
                 try:
                     reply: tuple[bool, Any] = (True, self.answer(request, arguments))
@@ -117,7 +117,7 @@ class SharedValues:
                     reply = (False, str(error.args[0]))
                 link.send_frame(msgpack.encode(reply))
         except (LinkError, MsgspecError, LookupError, TypeError, ValueError) as error:
-            log.debug("the store of a group serves %s no longer: %s", link.peer, error)
+            log.debug("the store of a group no longer serves %s: %s", link.peer, error)
         finally:
             self._forget(link)
             link.close()
@@ -167,7 +167,7 @@ class LinkStore(Store):
 
     def _wait(self, keys: list[str], timeout: timedelta) -> list[bytes]:
         if self._closed:
-            raise RuntimeError(f"the store that had {keys[0]} is closed")
+            raise RuntimeError(f"cannot wait for {keys[0]}: the store is closed")
         try:
             found: list[bytes] = self._ask("wait", (keys, timeout.total_seconds()))
         except LookupError as error:
@@ -223,8 +223,8 @@ def meeting(fabric: Fabric, request: GroupRequest) -> Iterator[LinkStore]:
     with keeping as ask:
         store = LinkStore(ask)
         try:
-            calls = _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
-            store.needed = NEEDED in calls
+            arrived = _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
+            store.needed = NEEDED in arrived
             yield store
         finally:
             store.close()
@@ -264,13 +264,13 @@ def _kept(
 @contextmanager
 def _called(fabric: Fabric, request: GroupRequest, purpose: str, needs: bytes) -> Iterator[Ask]:
     """Ask the worker that keeps the values."""
-    wanted, keeper = request.wanted, request.membership.members[request.view.ranks[0]]
-    link = _dialled(fabric, keeper, purpose, needs, wanted)
+    wanted, server = request.wanted, request.membership.members[request.view.ranks[0]]
+    link = _dialled(fabric, server, purpose, needs, wanted)
     asking = threading.Lock()
 
-    def ask(request: str, arguments: Sequence[Any]) -> Any:
+    def ask(verb: str, arguments: Sequence[Any]) -> Any:
         with asking:
-            good, answer = _asked(link, (request, *arguments), wanted)
+            good, answer = _asked(link, (verb, *arguments), wanted)
         if not good:
             raise LookupError(answer)
         return answer
@@ -281,24 +281,24 @@ def _called(fabric: Fabric, request: GroupRequest, purpose: str, needs: bytes) -
         link.close()
 
 
-def _dialled(fabric: Fabric, keeper: Member, purpose: str, needs: bytes, wanted: Wanted) -> Link:
-    """A link on which the keeper has answered. It may not listen yet, but then it is about to."""
-    pause = threading.Event()
+def _dialled(fabric: Fabric, server: Member, purpose: str, needs: bytes, wanted: Wanted) -> Link:
+    """A link on which the server has answered. It may not be listening yet; it is called until it
+    is."""
     while wanted():
         link: Link | None = None
         try:
-            link = fabric.connect(keeper, purpose, timeout=DIAL_S)
+            link = fabric.connect(server, purpose, timeout=DIAL_S)
             _asked(link, ("set", f"{HERE}{fabric.worker}", needs), wanted)
             return link
         except LinkError:
             if link is not None:
                 link.close()
-            pause.wait(AGAIN_S)
+            time.sleep(AGAIN_S)
     raise LinkError("the build was dropped")
 
 
 def _asked(link: Link, request: Sequence[Any], wanted: Wanted) -> tuple[bool, Any]:
-    """Send a request, and wait for the reply, which a keeper may give much later."""
+    """Send a request, and wait for the reply, which may come much later."""
     link.send_frame(msgpack.encode(request))
     poll = select.poll()
     with link.in_use() as sock:
