@@ -13,6 +13,10 @@ from typing import NamedTuple
 from .reader import NicReader
 from .snapshot import ScopeReading, Snapshot
 
+ABSENT = 256
+"""Most ports that are not there of which the interface is remembered: an argument of a process may
+have 128 KiB."""
+
 
 class ReaderArguments(NamedTuple):
     """The arguments of the process."""
@@ -28,8 +32,9 @@ class ReaderArguments(NamedTuple):
     def after(self, snapshot: Snapshot) -> ReaderArguments:
         """For a process that goes on after this one, whose last answer was ``snapshot``."""
         interfaces = {port.identity: port.interface for port in snapshot.there if port.interface}
+        absent = [each for each in self.interfaces.items() if each[0] not in interfaces]
         return self._replace(
-            interfaces={**self.interfaces, **interfaces},
+            interfaces={**dict(absent[-ABSENT:]), **interfaces},
             in_scope=tuple(port.name for port in snapshot.ports),
         )
 

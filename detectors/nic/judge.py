@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -16,6 +16,13 @@ from .snapshot import Medium, Port, SeenPort, Snapshot
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
 """Consecutive snapshots that must lack a port before it is gone: a reset takes a moment."""
+
+SETTLED_LOOKS = 12
+"""A bond that replaces the RDMA devices of its ports does so within a moment. Ports that are in it
+for this many snapshots keep devices of their own."""
+ABSENT = 256
+"""Most ports that are remembered although they are neither there nor missed: devices may come and
+go with the containers of a host."""
 
 
 class NicRules(Struct, frozen=True):
@@ -142,13 +149,37 @@ class NicFindings:
                 yield from self._present(memory, port, now)
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
-        self.seen = {**self.seen, **snapshot.seen()}
+        self.seen = self._remembered(snapshot)
+
+    def _remembered(self, snapshot: Snapshot) -> dict[str, SeenPort]:
+        """``seen`` with ``snapshot``; the oldest entries come first."""
+        found = {}
+        for port in snapshot.there:
+            if port.instance:
+                before = self.seen.get(port.identity, SeenPort())
+                interface = port.interface or before.interface
+                master = snapshot.masters.get(interface, "")
+                again = master != "" and master == before.master
+                looks = min(before.looks + 1, SETTLED_LOOKS) if again else 0
+                found[port.identity] = SeenPort(interface, port.instance, master, looks)
+        others = {name: port for name, port in self.seen.items() if name not in found}
+        missed = {name: port for name, port in others.items() if name in self._ports}
+        absent = [(name, port) for name, port in others.items() if name not in missed]
+        return {**dict(absent[-ABSENT:]), **missed, **found}
 
     def _drop_out_of_scope(
         self, snapshot: Snapshot, present: Mapping[str, Port]
     ) -> Iterator[Signal]:
         """Forget the ports that are out of scope now: the default route may have moved to one, or a
         bond has replaced the RDMA devices of both ports of a card by a new one."""
+        outside = {port.identity for port in snapshot.outside}
+        gone = self._ports.keys() - present.keys()
+        for identity in (gone & outside) | self._bonded(snapshot, gone - outside):
+            yield from self._update(self._ports.pop(identity), {})
+
+    def _bonded(self, snapshot: Snapshot, gone: Set[str]) -> set[str]:
+        """Those of ``gone`` whose RDMA devices a bond has replaced: it is new to them, and another
+        port of the card that is in it has a new device, too."""
 
         def bond(port: Port) -> tuple[str, str]:
             return port.card, snapshot.masters.get(port.interface, "")
@@ -157,11 +188,13 @@ class NicFindings:
             before = self.seen.get(port.identity)
             return before is not None and before.instance != port.instance
 
+        def is_settled(port: Port) -> bool:
+            before = self.seen.get(port.identity, SeenPort())
+            return before.looks == SETTLED_LOOKS and before.master == bond(port)[1]
+
         bonds = {bond(port) for port in snapshot.there if all(bond(port)) and is_new(port)}
-        outside = {port.identity for port in snapshot.outside}
-        for identity in self._ports.keys() - present.keys():
-            if identity in outside or bond(self._ports[identity].port) in bonds:
-                yield from self._update(self._ports.pop(identity), {})
+        ports = [self._ports[identity].port for identity in gone]
+        return {port.identity for port in ports if bond(port) in bonds and not is_settled(port)}
 
     def _renamed(self, present: Mapping[str, Port]) -> Iterator[Signal]:
         """End the findings of ports that have another name now; what still holds is raised anew.

@@ -114,8 +114,9 @@ class NicReader:
                 continue
             for number in _names(f"{folder}/ports"):
                 port = self._placed(device, number, interfaces)
-                if self._wanted(port.names, port.interface in default):
-                    yield self._rdma_port(port, device, number, nodes.get(port.name, ()))
+                own = port.interface if port.interface in interfaces else ""
+                if self._wanted(port.names, own in default):
+                    yield self._rdma_port(port, device, number, own, nodes.get(port.name, ()))
                 else:
                     outside.append(port)
 
@@ -127,14 +128,17 @@ class NicReader:
             name=name,
             identity=identity,
             medium=_medium(folder, f"{folder}/ports/{number}"),
-            interface=self._interface_of(identity, interfaces, number),
+            interface=self._interface_of(identity, folder, interfaces, number),
             card=_card(f"{folder}/device"),
             instance=_instance(folder),
         )
 
-    def _rdma_port(self, placed: Port, device: str, number: str, nodes: tuple[str, ...]) -> Port:
-        """``placed`` with its state and counters."""
-        folder, interface = f"{self._rdma}/{device}", placed.interface
+    def _rdma_port(
+        self, placed: Port, device: str, number: str, interface: str, nodes: tuple[str, ...]
+    ) -> Port:
+        """``placed`` with its state and counters. ``interface``: the one that it has now, or
+        empty."""
+        folder = f"{self._rdma}/{device}"
         port = f"{folder}/ports/{number}"
         state, phys = _text(f"{port}/state"), _text(f"{port}/phys_state")
         up = PORT_UP.get(_number(state))
@@ -156,21 +160,19 @@ class NicReader:
             near=self._near(f"{folder}/device"),
         )
 
-    def _interface_of(self, identity: str, interfaces: list[str], number: str) -> str:
+    def _interface_of(self, identity: str, folder: str, interfaces: list[str], number: str) -> str:
         """The interface of port ``number``, or its last one if that has vanished, as into the
-        network of a container; empty if it has none."""
-        if found := self._interface_now(interfaces, number):
+        network of a container; empty if it has had none."""
+        if found := self._interface_now(folder, interfaces, number):
             self._interfaces[identity] = found
-            return found
-        last = self._interfaces.get(identity, "")
-        # There was none, or an interface of that name belongs to another port now.
-        return "" if os.path.exists(f"{self._net}/{last}") else last
+        return self._interfaces.get(identity, "")
 
-    def _interface_now(self, interfaces: list[str], number: str) -> str:
+    def _interface_now(self, folder: str, interfaces: list[str], number: str) -> str:
         for interface in interfaces:  # `dev_port` counts from 0
             if _text(f"{self._net}/{interface}/dev_port") == str(int(number) - 1):
                 return interface
-        return interfaces[0] if len(interfaces) == 1 else ""
+        alone = len(interfaces) == 1 and len(_names(f"{folder}/ports")) == 1
+        return interfaces[0] if alone else ""
 
     def _nodes(self) -> dict[str, tuple[str, ...]]:
         """Character devices by port name; one for a whole device counts for port 1."""

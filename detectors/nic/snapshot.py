@@ -34,7 +34,7 @@ class Port(NamedTuple):
     nodes: tuple[str, ...] = ()
     """Character devices of the port (``uverbs0``, ``umad0``)."""
     interface: str = ""
-    """Of the port of an RDMA device, if it has one."""
+    """Of the port of an RDMA device, if it has one, or its last one."""
     card: str = ""
     """PCI address without the function, as ``0000:3b:00``; empty if there is none."""
     instance: int = 0
@@ -55,6 +55,10 @@ class SeenPort(NamedTuple):
     """Its last one: it may have moved into the network of a container."""
     instance: int = 0
     """See :class:`Port`."""
+    master: str = ""
+    """The bond of its interface, or the like."""
+    looks: int = 0
+    """Consecutive snapshots in which it was in this bond, up to a limit."""
 
 
 class Snapshot(NamedTuple):
@@ -69,10 +73,6 @@ class Snapshot(NamedTuple):
     def there(self) -> tuple[Port, ...]:
         """All ports."""
         return (*self.ports, *self.outside)
-
-    def seen(self) -> dict[str, SeenPort]:
-        """The ports of RDMA devices, by identity."""
-        return {p.identity: SeenPort(p.interface, p.instance) for p in self.there if p.instance}
 
 
 class ScopeReading(NamedTuple):

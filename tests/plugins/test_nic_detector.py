@@ -12,7 +12,7 @@ from contextlib import ExitStack, aclosing
 
 import pytest
 from tmd_detectors.kept import boot_id, recall
-from tmd_detectors.nic.child import ReaderArguments
+from tmd_detectors.nic.child import ABSENT, ReaderArguments
 from tmd_detectors.nic.detector import NicConfig, NicDetector
 from tmd_detectors.nic.judge import NicRules
 from tmd_detectors.nic.memory import NicMemory, RememberedPorts
@@ -231,6 +231,22 @@ async def test_a_new_reading_process_goes_on_with_what_the_last_one_knew(tmp_pat
     before, after = await read_by_two_processes(request, move_both)
 
     assert [p.name for p in before.ports] == [p.name for p in after.ports] == ["mlx5_0/1"]
+
+
+def test_the_interfaces_of_devices_that_are_away_are_passed_on_within_a_limit():
+    """A card may be absent while the reading process is replaced. Devices of containers come and
+    go, and an argument of a process must stay short."""
+    request = ReaderArguments(ScopeReading(), ())
+    there = Port("mlx5_0/1", "guid/1", Medium.ROCE, interface="eth0", instance=1)
+    known = request.after(Snapshot((there,)))
+    for number in range(2 * ABSENT):
+        passing = Port("mlx5_9/1", f"guid{number}/1", Medium.ROCE, interface=f"sf{number}")
+        known = known.after(Snapshot((there,), (passing,)))
+    without = known.after(Snapshot())
+
+    assert len(known.interfaces) == ABSENT + 2
+    assert without.interfaces["guid/1"] == "eth0"
+    assert len(without.interfaces) == ABSENT
 
 
 def test_what_is_seen_later_is_saved_as_well(tmp_path):

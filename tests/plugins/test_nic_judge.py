@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.nic.counters import CounterHistory
-from tmd_detectors.nic.judge import NicFindings, NicRules
+from tmd_detectors.nic.judge import ABSENT, NicFindings, NicRules
 from tmd_detectors.nic.links import LinkLimits
 from tmd_detectors.nic.snapshot import Medium, Port, Snapshot
 
@@ -329,17 +329,23 @@ def test_a_port_whose_interface_was_bonded_is_not_missed(name, in_scope):
         (None, "bond0"),  # the RDMA device of the bond itself
         ("0000:5e:00", "bond0"),  # another card in the same bond keeps its own device
         ("0000:3b:00", "br0"),  # the other port of the card is in no bond with it
-        ("0000:3b:00", "bond0"),  # the other one keeps its own device, so none replaces both
     ],
 )
 def test_a_port_that_is_gone_is_missed_although_its_interface_has_a_master(other, master):
-    lost = PORT._replace(medium=Medium.ROCE, interface="eth0", card="0000:3b:00")
+    """A bond is new to it, and another port has a new device."""
+    lost = PORT._replace(medium=Medium.ROCE, interface="eth0", card="0000:3b:00", instance=1)
     there = PORT._replace(
-        identity="guid1/1", name="mlx5_1/1", medium=Medium.ROCE, interface="eth1", card=other or ""
+        identity="guid1/1",
+        name="mlx5_1/1",
+        medium=Medium.ROCE,
+        interface="eth1",
+        card=other or "",
+        instance=2,
     )
     rest = (there,) if other else ()
+    again = (there._replace(instance=3),) if other else ()
     left = Port("eth0", "eth0", Medium.ETHERNET)
-    after = Snapshot(rest, (left,), {"eth0": "bond0", "eth1": master})
+    after = Snapshot(again, (left,), {"eth0": "bond0", "eth1": master})
     findings = NicFindings(RULES_OF_ALL)
     list(findings.observe(Snapshot((lost, *rest)), 0))
 
@@ -375,6 +381,50 @@ def test_a_port_is_missed_although_another_one_of_its_card_and_bond_stays(in_sco
     found = [each for t in (5, 10, 15, 20) for each in codes(findings.observe(after, t))]
 
     assert found == [("nic.gone", Severity.FATAL)]
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("back", [True, False])
+def test_a_port_of_an_old_bond_is_missed_after_a_reset_of_its_card(restarts, back):
+    """Both ports have had devices of their own in it. Only one comes back, or the other comes back
+    later and is down."""
+    first, second = (
+        PORT._replace(
+            identity=f"guid{n}/1",
+            name=f"mlx5_{n}/1",
+            medium=Medium.ROCE,
+            interface=f"eth{n}",
+            card="0000:3b:00",
+            instance=n + 1,
+        )
+        for n in range(2)
+    )
+    masters = {"eth0": "bond0", "eth1": "bond0"}
+    findings = NicFindings(RULES_OF_ALL)
+    for at in range(0, 100, 5):
+        list(findings.observe(Snapshot((first, second), (), masters), at))
+    if restarts:
+        findings = restarted(findings)
+    reset, lost = first._replace(instance=7), second._replace(instance=8, up=False, state="1: DOWN")
+    story = [Snapshot((), (), masters), Snapshot((reset,), (), masters)]
+    story += [Snapshot((reset, lost) if back else (reset,), (), masters)] * 5
+    found = [codes(findings.observe(now, 100 + 5 * n)) for n, now in enumerate(story)]
+
+    code = "nic.down" if back else "nic.gone"
+    assert (code, Severity.FATAL) in [each for signals in found for each in signals]
+
+
+def test_devices_that_come_and_go_do_not_fill_the_memory():
+    """Such as those of containers. A port that is missed is remembered longest."""
+    port, other = PORT._replace(instance=1, interface="eth0"), PORT._replace(instance=2)
+    findings = NicFindings(RULES_OF_ALL)
+    list(findings.observe(Snapshot((port,)), 0))
+    for number in range(2 * ABSENT):
+        passing = other._replace(identity=f"guid{number}/1", name=f"mlx5_{number + 9}/1")
+        list(findings.observe(Snapshot((), (passing,)), number + 1))
+
+    assert len(findings.seen) == ABSENT + 2
+    assert findings.seen[port.identity].interface == "eth0"
 
 
 def test_a_port_that_gets_its_guid_late_is_the_same_port():

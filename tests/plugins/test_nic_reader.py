@@ -186,7 +186,8 @@ def test_an_interface_that_vanishes_while_it_is_read_is_not_out_of_scope(tree):
 
 
 def test_a_port_stays_in_or_out_of_scope_by_its_interface_when_that_has_vanished(tree):
-    """Both ports lose theirs, as into the network of a container. A new reader gets the names."""
+    """Both ports lose theirs, as into the network of a container. A new reader gets the names. At
+    last other interfaces have the names, which change nothing for the ports."""
     scope = ScopeReading(interfaces=("eth0", "eth1"), exclude=("eth1",))
     for number in range(2):
         tree.roce(number)
@@ -197,11 +198,30 @@ def test_a_port_stays_in_or_out_of_scope_by_its_interface_when_that_has_vanished
     last = {port.identity: port.interface for port in (*before.ports, *before.outside)}
     again = NicReader(scope, RULES, tree.sys, tree.proc, interfaces=last)
     found = [before, reader.read(), again.read()]
-    tree.interface("eth0", tree.pci("0000:02/0000:02:01.0"))
+    for number in range(2):
+        card = tree.pci(f"0000:1{number}/0000:1{number}:01.0")
+        tree.interface(f"eth{number}", card)
     found.append(again.read())
 
     ports = [[(port.name, port.interface) for port in snapshot.ports] for snapshot in found]
-    assert ports == [[("mlx5_0/1", "eth0")]] * 3 + [[("eth0", "")]]
+    assert ports == [[("mlx5_0/1", "eth0")]] * 3 + [[("mlx5_0/1", "eth0"), ("eth0", "")]]
+    assert ["carrier_changes" in s.ports[0].counters for s in found] == [True, False, False, False]
+
+
+def test_a_port_does_not_get_the_interface_of_the_other_port_of_its_device(tree):
+    """The one of port 2 moves into the network of a container; that of port 1 is left alone."""
+    card = tree.pci("0000:01/0000:01:01.0")
+    tree.rdma("mlx4_0", card, layer="Ethernet", driver="mlx4_core")
+    tree.write("class/infiniband/mlx4_0/ports/2/state", "4: ACTIVE")
+    for number in range(2):
+        tree.interface(f"eth{number}", card, dev_port=number)
+    reader = NicReader(ScopeReading(exclude=("eth1",)), RULES, tree.sys, tree.proc)
+    found = [reader.read()]
+    for folder in ("class/net/eth1", f"{card}/net/eth1"):
+        tree.remove(folder)
+    found.append(reader.read())
+
+    assert [[(p.name, p.interface) for p in s.ports] for s in found] == [[("mlx4_0/1", "eth0")]] * 2
 
 
 def test_a_file_that_returned_einval_is_never_read_again(tree):
