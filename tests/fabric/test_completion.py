@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from itertools import combinations
 from typing import TypeVar
@@ -260,6 +261,25 @@ def test_a_result_whose_memory_the_script_has_freed_is_given_to_nobody() -> None
     parts.flat.untyped_storage().resize_(0)
 
     assert parts.holding().final == ()
+
+
+@pytest.mark.parametrize("arrived", [400, 401])
+def test_an_element_that_a_break_has_torn_is_not_taken_for_an_input(arrived: int) -> None:
+    """The last rank has received part of a message whose elements no other survivor has. If it ends
+    within an element, that element can neither be given nor reduced again."""
+    size, how = 4, reduction(ReduceOp.SUM, torch.float32, "all_reduce")
+    result = torch.frombuffer(bytearray(expected(size, how, torch.float32)), dtype=torch.uint8)
+    all_parts = [parts_of(rank, torch.float32) for rank in range(size)]
+    parts, error = all_parts[-1], LinkError("gone")
+    error.arrived = arrived
+    parts.flat.view(torch.uint8)[:arrived] = result[:arrived]
+    with suppress(LinkError), parts.receiving(0, LENGTH):
+        raise error
+
+    found = finish(all_parts, how)
+    assert found == [arrived == 400] * size
+    right = [bits(each.flat) == bits(result) for each in all_parts]
+    assert right == found
 
 
 def test_inputs_are_not_overwritten_with_partial_sums() -> None:
