@@ -278,10 +278,17 @@ def test_the_file_that_is_not_there_is_named():
     assert (f"there is no {DEFAULT_FILE}; " in done.stderr) == (not DEFAULT_FILE.exists())
 
 
-@pytest.mark.parametrize("path", ["/abc", "/-1", "/0x1"])
-def test_a_database_that_is_no_number_is_refused(config, path):
-    """The client would take database 0."""
-    url = {"TMD_REDIS__URL": f"redis://127.0.0.1:1{path}"}
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://127.0.0.1:1/abc", "redis://127.0.0.1:1/-1", "redis://127.0.0.1:1/0x1"),
+        *("redis://127.0.0.1:1?db=-1", "redis://127.0.0.1:1/0?db=-3", "unix:///tmp/x?db=-1"),
+        "redis+sentinel://127.0.0.1:1/main/-1",
+    ],
+)
+def test_a_database_that_is_no_number_is_refused(config, url):
+    """The client would take database 0, or fail only once it connects."""
+    url = {"TMD_REDIS__URL": url}
     done = tmd("config", "check", "-c", config, env=url)
 
     assert done.returncode == 2

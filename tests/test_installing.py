@@ -206,6 +206,27 @@ def test_a_python_that_a_link_leads_to_is_warned_of_as_well(tmp_path: Path) -> N
     assert "tmd: warning: the unit hides /root/tmd.toml from the daemon (P" in done.stderr
 
 
+def test_each_link_on_the_way_to_a_file_is_warned_of(tmp_path: Path) -> None:
+    """The folder leads to another one that is hidden, and the file in that leads out of it."""
+    hidden, linked = tmp_path / "hidden", tmp_path / "linked"
+    hidden.mkdir()
+    linked.symlink_to("hidden")
+    (hidden / "tmd.toml").symlink_to("/etc/tmd.toml")
+    done = tmd("systemd", "install", "--to", tmp_path, "--dry-run", "-c", linked / "tmd.toml")
+
+    for place in (linked / "tmd.toml", hidden / "tmd.toml"):
+        assert f"tmd: warning: the unit hides {place} from the daemon (P" in done.stderr
+
+
+def test_links_in_a_loop_are_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    done = tmd("systemd", "install", "--to", tmp_path, "--dry-run", "--config", tmp_path / "a/x")
+
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 2)
+
+
 @pytest.mark.parametrize("folder", ["/home/me", "/root", "/tmp", "/var/tmp"])
 def test_a_configuration_that_the_unit_hides_is_warned_of(tmp_path: Path, folder: str) -> None:
     settings = f"{folder}/tmd.toml"

@@ -272,7 +272,7 @@ def test_a_folder_that_cannot_be_made_is_named_and_not_the_program(
     status, _, errors = launched(config, "/bin/true", options=(option, str(folder)))
 
     assert status == 2
-    assert f"{option} {folder}: Not a directory; name a folder" in errors
+    assert f"{option} {folder}: Not a directory; name another folder\n" in errors
 
 
 def test_a_command_that_the_system_refuses_is_named(config: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import errno
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,7 +25,7 @@ from tmd.core.values import errors
 from tmd.core.values.decode_errors import brief
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.model import Member
-from tmd.core.values.reasons import in_words, os_reason
+from tmd.core.values.reasons import in_words, os_reason, place_remedy
 from tmd.daemon import plugins
 from tmd.fabric.dial import Caller
 from tmd.fabric.handshake import LinkPurpose
@@ -235,3 +236,17 @@ def test_a_cluster_that_does_not_start_reports_the_reason(
     _, problems = asyncio.run(cluster._on_stage([]))
 
     assert problems == ["the cluster did not start or end: timed out"]
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EACCES, "run this as a user who may write there"),
+        (errno.EROFS, "name another folder"),
+        (errno.ENOSPC, "make room there"),
+        (errno.ENOTDIR, "name another folder"),
+    ],
+)
+def test_only_a_lack_of_rights_is_mended_by_another_user(code: int, remedy: str) -> None:
+    """Not a file where a folder must be, or a full disk."""
+    assert place_remedy(OSError(code, "")).startswith(remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ HIDDEN = {
     "/var/tmp": "PrivateTmp=yes",
 }
 """Folders that the unit hides from the daemon, and the line that does so."""
+MOST_LINKS = 40
+"""Links on the way to a file, as in Linux; more are a loop."""
 
 
 @config.command("init")
@@ -143,11 +146,22 @@ def _write(files: tuple[shipped.File, ...], *, force: bool, dry_run: bool) -> No
 
 
 def _warn_of_hidden(path: Path, remedy: str) -> None:
-    for place in dict.fromkeys((path, path.resolve())):  # what a link leads to is hidden as well
+    for place in _through_links(path):
         for folder, line in HIDDEN.items():
             if place.is_relative_to(folder):
                 text = f"the unit hides {place} from the daemon ({line}): {remedy}"
                 say(f"tmd: warning: {text}", err=True)
+
+
+def _through_links(path: Path) -> list[Path]:
+    """``path``, and each place to which a link on the way to it leads."""
+    found = [path]
+    for place in found:  # grows
+        for part in (place, *place.parents):
+            if part.is_symlink() and len(found) < MOST_LINKS:
+                target = os.path.normpath(part.parent / os.readlink(part))
+                found += [Path(target, place.relative_to(part))]
+    return list(dict.fromkeys(found))
 
 
 def _complaints_about(unit: Path) -> str:

@@ -14,7 +14,7 @@ from tmd.command import attached, command_of, missing
 from tmd.config import load
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.names import wrong_name
-from tmd.core.values.reasons import in_words, os_reason
+from tmd.core.values.reasons import in_words, os_reason, place_remedy
 from tmd.daemon import logs
 from tmd.launcher import NOT_STARTED, RESTART_S, Launcher, LaunchSpec
 from tmd.starting import CannotStart
@@ -79,7 +79,7 @@ def _make(option: str, folder: Path | None) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = f"{os_reason(error)}; name a folder that you may write"
+        why = f"{os_reason(error)}; {place_remedy(error)}"
         raise ConfigError(f"{option} {folder}: {why}") from None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tmd.core.values.errors import ConfigError
-from tmd.core.values.reasons import os_reason
+from tmd.core.values.reasons import os_reason, place_remedy
 
 PACKAGE = "tmd_systemd"
 """The folder ``systemd`` of the source tree."""
@@ -140,8 +140,7 @@ def write(files: tuple[File, ...], *, force: bool) -> None:
             _replace(file)
         except OSError as error:
             raise ConfigError(
-                f"cannot write {file.path}: {os_reason(error)}; run this as root, or name another "
-                "folder with --to"
+                f"cannot write {file.path}: {os_reason(error)}; {place_remedy(error)} with --to"
             ) from None
 
 

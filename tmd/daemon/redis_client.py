@@ -23,6 +23,10 @@ UNKNOWN_OPTION = (
     "[redis] url: an option after '?' is unknown, or needs rediss:// or rediss+sentinel://; use "
     "those of redis-py, such as ssl_ca_certs, and write %3F for a '?' in the password"
 )
+DATABASE = (
+    "[redis] url: the database after the host is a number from 0 on, as in /0; write a '/' in a "
+    "password as %2F"
+)
 
 SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Schemes of a server that Sentinels name, and of the server itself."""
@@ -53,12 +57,9 @@ def connect(url: str, timeout_s: float) -> Redis:
             "[redis] url: the scheme is unknown; "
             "use redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://"
         )
-    database = parts.path.strip("/")
+    database = unquote(parts.path).strip("/")
     if parts.scheme != "unix" and database and not database.isdecimal():
-        raise ConfigError(
-            "[redis] url: the database after the host is a number, as in /0; write a '/' in a "
-            "password as %2F"
-        )
+        raise ConfigError(DATABASE)  # redis-py would take 0
     return _checked(lambda: Redis.from_url(url, **options))
 
 
@@ -66,7 +67,7 @@ def _checked(build: Callable[[], Redis]) -> Redis:
     """The client, whose options are known: redis-py would refuse one only when it connects.
 
     Raises:
-        ConfigError: the URL cannot be parsed, or has an unknown option.
+        ConfigError: the URL cannot be parsed, or has an unknown option or a negative database.
     """
     try:
         client = build()
@@ -76,6 +77,8 @@ def _checked(build: Callable[[], Redis]) -> Redis:
         raise ConfigError(MISREAD) from None
     except TypeError:
         raise ConfigError(UNKNOWN_OPTION) from None
+    if pool.connection_kwargs.get("db", 0) < 0:
+        raise ConfigError(DATABASE)
     return client
 
 

@@ -5,6 +5,7 @@ Imports nothing, for use in processes without installed packages.
 
 from __future__ import annotations
 
+import errno
 import re
 
 WORDS = {
@@ -37,6 +38,17 @@ def in_words(error: BaseException) -> str:
 def os_reason(error: OSError) -> str:
     """The system's text, without number and file, for sentences that name the file."""
     return error.strerror or in_words(error)
+
+
+def place_remedy(error: OSError) -> str:
+    """What to do if a file cannot be written, for the end of a sentence."""
+    match error.errno:
+        case errno.EACCES | errno.EPERM:
+            return "run this as a user who may write there, or name another folder"
+        case errno.ENOSPC | errno.EDQUOT:
+            return "make room there, or name another folder"
+        case _:
+            return "name another folder"
 
 
 def kind_in_words(error: BaseException) -> str:
