@@ -11,11 +11,11 @@ from tests.e2e.harness import PACE, Golden, Run, running
 from tests.e2e.spread import built, drained, spread, undisturbed
 from tmd.core.values.model import JobState, MigrationPlan, Phase, PlanKind
 from tmd.embedded import EmbeddedRedis
+from tmd.trainer.state.divided import NOT_SHADOWED
 
 SHARDED = ("--steps", "60", "--sharded")
 TORN, DEADLY = "broadcast-2", "broadcast-3"
 """Some parameters were broadcast to all ranks, others were not."""
-DIVIDED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -145,7 +145,7 @@ async def test_a_host_with_a_divided_optimizer_moves_and_is_lost(
         await run.ends_like(undisturbed(tmp_path, "zero"), lost=1)
 
         assert [m.rank for m in moved.moves] == [2, 3]
-        assert moved.how == f"stop-and-copy: {DIVIDED}"
+        assert moved.how == f"stop-and-copy: {NOT_SHADOWED}"
         assert built(run, "s1") == [2, 3, 3]
         assert [m.rank for m in lost.moves] == [0, 1]
         rolled_back(run, lost)

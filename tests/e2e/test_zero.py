@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.spread import PER_HOST, RANKS, spread, undisturbed
-from tests.e2e.test_snapshots import DEADLY, DIVIDED, TORN, rolled_back
+from tests.e2e.test_snapshots import DEADLY, TORN, rolled_back
 from tmd.core.values.model import Phase, PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
+from tmd.trainer.state.divided import NOT_SHADOWED
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -67,7 +68,7 @@ async def test_a_standby_that_cannot_rebuild_is_refused_another_part(
 
         assert plan.phase is Phase.ABORTED
         assert "build model and optimizer in session.build(function)" in plan.outcome
-        assert "a standby can only assume the last rank" in run.cluster.log("h1")
+        assert "a standby can take only the last rank" in run.cluster.log("h1")
 
 
 @pytest.mark.thorough
@@ -80,7 +81,7 @@ async def test_a_hot_standby_cannot_shadow_a_divided_optimizer(
     async with spread(tmp_path, redis, "averaged", faults, more_config=hot) as run:
         lost = await run.done("trainer")
         await run.cluster.until(
-            lambda v: any(said.note == DIVIDED for w in workers(v) for said in w.rehearsed),
+            lambda v: any(said.note == NOT_SHADOWED for w in workers(v) for said in w.rehearsed),
             "a standby says why it does not follow",
         )
         await run.ends_like(golden, lost=1)
