@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tmd.campaign.forking import fork_server
 from tmd.campaign.places import ORDERS
+from tmd.core.planning.survival import LossOutlook, survival
 from tmd.core.values.model import (
     FINAL,
     Activity,
@@ -205,6 +206,10 @@ class Run:
         await self.cluster.drain("h1", soft=True)
         drained = await self.done("drain")
         await self.cluster.undrain("h1")
+        await self.cluster.until(
+            lambda v: survival(v, v.jobs[0]).outlook in (LossOutlook.SURVIVES, LossOutlook.LIKELY),
+            "a standby is there, and each state exists twice",
+        )
         await self.kill(1)
         lost = await self.done("trainer")
         return [m.rank for m in drained.moves], [m.rank for m in lost.moves]
