@@ -1,1 +1,4 @@
-"""Policies that ship with tmd. They import only :mod:`tmd.plugin`."""
+"""Policies that ship with tmd, each a plug-in like those of others.
+
+The leader loads them by entry point and asks them once a turn. They import only :mod:`tmd.plugin`.
+"""

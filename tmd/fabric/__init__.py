@@ -1,6 +1,8 @@
 """Process groups whose members can be replaced: the ``torch.distributed`` backend ``tmd``.
 
-Start reading at :mod:`tmd.fabric.fabric`.
+Start reading at :mod:`tmd.fabric.fabric`. ``collectives`` has the algorithms, ``generations`` the
+inner groups such as those of NCCL. The trainer owns a :class:`Fabric` and turns it to another epoch
+or rank. It imports :mod:`tmd.core` and :mod:`tmd.torch_private`, never the trainer.
 """
 
 from tmd.fabric.backend import install, register

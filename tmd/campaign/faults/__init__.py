@@ -1,4 +1,8 @@
-"""All kinds of fault."""
+"""All kinds of fault, by what they hit: processes, hosts, network, detectors, control plane.
+
+Each module has the kinds of one target in its ``KINDS``. :mod:`tmd.campaign.campaign` looks those
+of a scenario up here.
+"""
 
 from __future__ import annotations
 
