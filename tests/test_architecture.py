@@ -42,6 +42,38 @@ def test_functions_stay_short() -> None:
     assert long == {}
 
 
+def parameters(function: ast.FunctionDef) -> int:
+    """Without ``self``."""
+    return len(function.args.args) - 1 + len(function.args.kwonlyargs)
+
+
+def test_constructors_take_few_parameters() -> None:
+    """At most six: what belongs together is a value of its own."""
+    many = {
+        f"{file.relative_to(ROOT)} {kind.name}": parameters(method)
+        for file in PRODUCT
+        for kind in ast.walk(ast.parse(file.read_text()))
+        if isinstance(kind, ast.ClassDef)
+        for method in kind.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+        if parameters(method) > 6
+    }
+
+    assert many == {}
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    """In a paragraph of at least 15 words."""
+    short = {
+        str(file.relative_to(ROOT)): words
+        for file in PRODUCT
+        if file.name == "__init__.py"
+        if (words := len((ast.get_docstring(ast.parse(file.read_text())) or "").split())) < 15
+    }
+
+    assert short == {}
+
+
 MIRRORED = {"Trainer"}
 """Classes that have the name of the framework's own, by which scripts import them."""
 
@@ -176,6 +208,33 @@ def test_every_test_asserts_something() -> None:
 
     assert len(found) > 1000
     assert [where for where, test in found if not asserts(test)] == []
+
+
+OURS = ("tmd", "tmd_detectors", "tmd_policies")
+
+
+def replaced(file: Path) -> Iterator[str]:
+    """Parts of our own modules that the tests in ``file`` replace."""
+    tree = ast.parse(file.read_text())
+    ours = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
+            ours |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        target = ast.unparse(node.args[0]).strip("'\"")
+        root = target.partition(".")[0]
+        if name in ("setattr", "delattr", "object", "patch") and root in {*ours, *OURS}:
+            yield f"{file.relative_to(ROOT)}:{node.lineno} {target}"
+
+
+def test_no_test_replaces_a_part_of_our_modules() -> None:
+    """A test that does so proves nothing of the code as it runs. It may give it other values."""
+    found = [each for file in sorted((ROOT / "tests").rglob("*.py")) for each in replaced(file)]
+
+    assert found == []
 
 
 def test_every_test_states_its_claim() -> None:

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -150,8 +150,10 @@ def _describe(binary: str) -> str:
 
 
 @contextlib.contextmanager
-def fake() -> Iterator[EmbeddedRedis]:
+def fake(scripts: Iterable[str] | None = None) -> Iterator[EmbeddedRedis]:
     """fakeredis in this process, reached over TCP. Slow, but installable everywhere.
+
+    ``scripts``: what it must be able to run; ``None``: the scripts of the store.
 
     Raises:
         ConfigError: fakeredis or its Lua is not installed, or is too old for the store's scripts.
@@ -165,7 +167,7 @@ def fake() -> Iterator[EmbeddedRedis]:
     thread = threading.Thread(target=server.serve_forever, name="tmd-fakeredis", daemon=True)
     thread.start()
     try:
-        if lacking := _lacking(server.server_address[1]):
+        if lacking := _lacking(server.server_address[1], scripts or _of_the_store()):
             raise ConfigError(f"no Redis to run: the installed fakeredis lacks {lacking}; {REMEDY}")
         yield EmbeddedRedis(
             url=f"redis://127.0.0.1:{server.server_address[1]}",
@@ -190,10 +192,13 @@ return table.concat(unknown, ', ')
 """
 
 
-def _lacking(port: int) -> str:
-    """Requirements of the store's scripts that the server lacks; empty if none."""
-    texts = [text for text in vars(lua).values() if isinstance(text, str)]
-    names = sorted({name for text in texts for name in re.findall(r"redis\.call\('(\w+)'", text)})
+def _of_the_store() -> list[str]:
+    return [text for text in vars(lua).values() if isinstance(text, str)]
+
+
+def _lacking(port: int, scripts: Iterable[str]) -> str:
+    """Requirements of ``scripts`` that the server lacks; empty if none."""
+    names = sorted({name for text in scripts for name in re.findall(r"redis\.call\('(\w+)'", text)})
     words = [word.encode() for word in ("EVAL", _PROBE, "0", *names)]
     asked = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
     with socket.create_connection(("127.0.0.1", port), timeout=START_S) as connection:

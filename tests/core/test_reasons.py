@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -18,7 +18,6 @@ from tmd_detectors.exec import detector as exec_detector
 from tmd_detectors.xid import table
 
 from tmd.campaign.reading import load as load_story
-from tmd.campaign.scenario import Story
 from tmd.cli import doctor, policies
 from tmd.config import load
 from tmd.core.values import errors
@@ -214,28 +213,6 @@ def test_a_failure_without_a_text_is_described(
 
     assert f": {in_words(error)}" in str(raised.value)
     assert not str(raised.value).endswith((":", ": None"))
-
-
-def test_a_cluster_that_does_not_start_reports_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A time limit raises an error without a text."""
-    from tmd.campaign import campaign
-
-    class Late:
-        def __init__(self, *_: object) -> None: ...
-
-        async def __aenter__(self) -> None:
-            raise TimeoutError
-
-        async def __aexit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(campaign, "CampaignStage", Late)
-    unused: Any = None
-    cluster = campaign._Cluster(Story(name="s"), tmp_path, (), unused, unused)
-    _, problems = asyncio.run(cluster._on_stage([]))
-
-    assert problems == ["the cluster did not start or end: timed out"]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tmd.core.values.model import (
 from tmd.core.values.pace import Pace
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer, AgentSocket, uids_of
+from tmd.daemon.fd_passing import AgentListener
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, until, worker_status
@@ -326,11 +327,29 @@ def open_files():
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("trusted", [True, False])
-async def test_received_descriptors_are_closed(host, monkeypatch, trusted):
-    """The first, a second, and every one from a user who may not pass any."""
-    if not trusted:
-        monkeypatch.setattr(host.server._listener, "_uids", frozenset())
+def test_descriptors_of_a_user_who_may_pass_none_are_discarded(tmp_path):
+    before = open_files()
+    with (
+        AgentListener(frozenset()) as listener,
+        tempfile.TemporaryFile() as file,
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client.connect(str(tmp_path / "s"))
+        connection, _ = listener.accept()
+        with connection:
+            socket.send_fds(client, [b"hello"], [file.fileno()])
+            data, within = connection.recv(100), open_files()
+            received = listener.take_from(connection.fileno())
+
+    # The listener, this file, this end and that end.
+    assert (data, within, received) == (b"hello", before + 4, None)
+    assert open_files() == before
+
+
+async def test_received_descriptors_are_closed(host):
+    """The first, and a second."""
     before = open_files()
     with tempfile.TemporaryFile() as file, socket.socket(socket.AF_UNIX) as client:
         await asyncio.to_thread(client.connect, str(host.path))

@@ -13,7 +13,6 @@ import pytest
 
 from tmd import embedded
 from tmd.core.values.errors import ConfigError, TmdError
-from tmd.daemon import lua
 
 
 def alive(pid):
@@ -94,13 +93,16 @@ def test_a_folder_that_is_too_deep_for_a_socket_is_named(tmp_path):
         pass
 
 
-def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatch):
+def test_a_server_in_this_process_must_know_the_commands_of_the_store():
     """The error comes at once and names what is missing."""
     pytest.importorskip(
         "fakeredis", reason="needs fakeredis: pip install 'tmd-trainmover[embedded]'"
     )
-    monkeypatch.setattr(lua, "LATER", "redis.call('XLATER', KEYS[1])", raising=False)
-    with pytest.raises(ConfigError, match="lacks XLATER; install redis-server"), embedded.fake():
+    later = ["redis.call('XADD', KEYS[1])", "redis.call('XLATER', KEYS[1])"]
+    with (
+        pytest.raises(ConfigError, match="lacks XLATER; install redis-server"),
+        embedded.fake(later),
+    ):
         pass
 
 

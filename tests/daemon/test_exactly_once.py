@@ -14,7 +14,7 @@ from tmd.core.values.model import Severity, Signal, Strategy
 from tmd.daemon.journal import Journal
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.testing import MemoryClient, MemoryStore
 
 
@@ -59,7 +59,7 @@ async def live(store, journal, lives):
     raised = []
     for number, (faults, findings) in enumerate(lives):
         client = Unsteady(store, list(faults))
-        watcher = Watcher("h", f"boot{number}", [], Roster(), client, Hasty(), journal)
+        watcher = Watcher("h", f"boot{number}", [], Roster(), AlertSinks(client, Hasty(), journal))
         async with running(watcher):
             for finding, turns in enumerate(findings):
                 for _ in range(turns):

@@ -16,7 +16,7 @@ from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.plugin import Detector
 from tmd.testing import MemoryStore
 
@@ -55,7 +55,9 @@ async def daemon(data, state_dir, *detectors, host="h1"):
         LoadedDetector(d, d.Config(), Strategy.ACT, PluginOrigin(d.name, "", ""), state_dir)
         for d in detectors
     ]
-    watcher = Watcher(host, "boot", loaded, Roster(), store, store_health, Journal(None))
+    watcher = Watcher(
+        host, "boot", loaded, Roster(), AlertSinks(store, store_health, Journal(None))
+    )
     health = HostHealth(host, watcher, store, store_health, state_dir)
     async with running(watcher, health):
         yield watcher, health

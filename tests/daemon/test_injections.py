@@ -21,7 +21,7 @@ from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
@@ -60,7 +60,7 @@ class Host:
         store = self.data.client()
         incarnation = os.urandom(4).hex()
         self.watcher = Watcher(
-            "h1", incarnation, found, self.roster, store, StoreHealth(), self.journal
+            "h1", incarnation, found, self.roster, AlertSinks(store, StoreHealth(), self.journal)
         )
         file = Path("/etc/tmd/tmd.toml")
         self.injections = Injections("h1", enabled, file, self.watcher, self.roster, self.journal)

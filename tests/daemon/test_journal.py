@@ -25,7 +25,7 @@ from tmd.daemon.ledger import Bounds, Ledger
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 
 WITHIN_S = 20.0
 
@@ -246,7 +246,7 @@ async def watcher_of(path, url, boot):
     store = RedisStore(url, "c", b"key", timeout_s=1.0)
     try:
         with opened(path) as journal:
-            watcher = Watcher("h1", boot, [], Roster(), store, StoreHealth(), journal)
+            watcher = Watcher("h1", boot, [], Roster(), AlertSinks(store, StoreHealth(), journal))
             async with running(watcher):
                 yield watcher, store
     finally:

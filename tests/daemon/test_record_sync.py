@@ -11,7 +11,7 @@ from tests import values
 from tests.daemon.tasks import running
 from tmd.core.values.model import READABLE_VERSION, JobState, State
 from tmd.daemon.agents import AgentServer, AgentSocket
-from tmd.daemon.record_sync import ALL_S, SOON_S, RecordSync
+from tmd.daemon.record_sync import ALL_S, SOON_S, LocalWorkers, RecordSync
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
@@ -47,7 +47,7 @@ def build(data, tmp_path, roster, reported):
         server = AgentServer(door, roster, records)
         client = data.client()
         given = {"poll_s": 1.0, "report": reported.append, **options}
-        return RecordSync(client, records, server, StoreHealth(), roster, **given)
+        return RecordSync(client, StoreHealth(), LocalWorkers(records, server, roster), **given)
 
     return built
 

@@ -22,7 +22,7 @@ from tmd.daemon.reload import KEPT, Reloader, fixed, taken_over
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 
@@ -65,7 +65,7 @@ def loaded(tmp_path, detector, number=0, strategy=Strategy.ACT):
 async def watching(*detectors):
     store, journal = MemoryStore(), Journal(None)
     watcher = Watcher(
-        "h1", "boot", list(detectors), Roster(), store.client(), StoreHealth(), journal
+        "h1", "boot", list(detectors), Roster(), AlertSinks(store.client(), StoreHealth(), journal)
     )
     task = asyncio.create_task(watcher.run())
     await asyncio.sleep(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -189,14 +190,14 @@ def test_a_failing_daemon_logs_the_failure_in_its_log_format(form, tmp_path, mon
     """An internal error ends the daemon; the reason is a normal line of the log."""
     from tmd.daemon import __main__ as program
 
-    def broken(*_):
+    def broken(*_, **__):
         secret = os.environ["TMD_CLUSTER__SECRET"]
         raise RuntimeError(f"{len(secret)} \x1b[2J")
 
     monkeypatch.setenv("TMD_CLUSTER__SECRET", SECRETS["cluster"]["secret"])
     monkeypatch.setenv("TMD_LOG__FORMAT", form)
     monkeypatch.setattr(sys, "argv", ["tmd-daemon"])
-    monkeypatch.setattr(program, "serve", broken)
+    monkeypatch.setattr(asyncio, "Runner", broken)
     with pytest.raises(SystemExit) as ended:
         program.main()
     output = capsys.readouterr().err

@@ -17,7 +17,7 @@ from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import PROBATION_S, Watcher
+from tmd.daemon.watcher import PROBATION_S, AlertSinks, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
@@ -45,10 +45,7 @@ def watching(tmp_path):
             "boot",
             [loaded(d) for d in detectors],
             roster or Roster(),
-            store.client(),
-            StoreHealth(),
-            journal,
-            **more,
+            AlertSinks(store.client(), StoreHealth(), journal, **more),
         )
         task = asyncio.create_task(watcher.run())
         try:

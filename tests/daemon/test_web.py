@@ -33,7 +33,7 @@ from tmd.daemon.web.server import MOST_READS, Web
 from tmd.daemon.web.stream import MOST_STREAMS
 from tmd.schema import Secret
 from tmd.testing import MemoryStore
-from tmd.testing.clients import worker_status
+from tmd.testing.clients import until, worker_status
 
 WITHIN_S = 20.0
 TOKEN = "0123456789abcdef"
@@ -452,33 +452,25 @@ async def test_whoever_keeps_connections_open_makes_room(served, reply):
     assert answer == b"HTTP/1.1 200 OK\r\n"
 
 
-async def test_a_flood_of_every_kind_does_not_keep_a_probe_out(served, monkeypatch):
+async def test_a_flood_of_every_kind_does_not_keep_a_probe_out(served):
     """Streams, reads that Redis does not answer, and half-open connections, all at once."""
-    store = served.parts.store
-    begun, stuck = asyncio.Semaphore(0), asyncio.Event()
-
-    async def never(*_, **__):
-        begun.release()
-        await stuck.wait()
-        return await type(store).snapshot(store)
-
-    monkeypatch.setattr(store, "snapshot", never)
+    store = served.store
+    store.answers.clear()
     request = b"GET /v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
     opened = []
     try:
-        for _ in range(MOST_READS):
+        for number in range(MOST_READS):
             opened.append(await knock(served, request % b"state"))
-            async with asyncio.timeout(WITHIN_S):
-                await begun.acquire()
+            await until(lambda: store.waiting > number, within_s=WITHIN_S)  # noqa: B023
         opened += [await knock(served, request % b"stream") for _ in range(2 * MOST_STREAMS)]
         opened += [await knock(served, HALF) for _ in range(2 * ConnectionLimits().connections)]
         one_more = await served.get("/v1/state")
         healthy = await served.get("/healthz")
-        stuck.set()
+        store.answers.set()
         async with asyncio.timeout(WITHIN_S):
             first = await opened[0][0].readline()
     finally:
-        stuck.set()
+        store.answers.set()
         for _, writer in opened:
             writer.close()
 

@@ -79,7 +79,7 @@ async def test_a_host_of_eight_ranks_moves_and_another_is_lost(
         await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
         await run.cluster.drain("h2")
         moved = await run.done("drain")
-        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "the host that was drained stands by")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "those of h2 stand by")
         stayers = (0, 1, 4, 5, 6, 7)
         links = {rank: opened(run, moved, rank) for rank in stayers}
         await run.cluster.undrain("h2")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group, Neutral
+from tmd.fabric.dial import PATIENCE_S
 
 KEY = b"a key of thirty-two bytes or so."
 PATIENCE = 30.0
@@ -33,8 +34,8 @@ def sync(**options: object) -> dist.AllreduceOptions:
 class Circle:
     """Fabrics ``w0``... with a rank each, in threads of this process; ``close`` ends them."""
 
-    def __init__(self, size: int) -> None:
-        self.fabrics = [Fabric(f"w{i}", KEY) for i in range(size)]
+    def __init__(self, size: int, patience_s: float = PATIENCE_S) -> None:
+        self.fabrics = [Fabric(f"w{i}", KEY, patience_s=patience_s) for i in range(size)]
         self.all = list(self.fabrics)
         self.membership = Membership(epoch=1, members=tuple(map(member, self.fabrics)))
         self.groups: dict[str, dict[str, Group]] = {}
@@ -115,8 +116,8 @@ def at_once(acts, timeout=PATIENCE):
 
 
 @contextmanager
-def circle(size: int) -> Iterator[Circle]:
-    made = Circle(size)
+def circle(size: int, patience_s: float = PATIENCE_S) -> Iterator[Circle]:
+    made = Circle(size, patience_s)
     try:
         yield made
     finally:

@@ -15,7 +15,7 @@ from tmd.core.values.model import Member, Membership
 from tmd.fabric.admission import ENDED
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
-from tmd.fabric.epoch_view import EpochView
+from tmd.fabric.epoch_view import EpochContext, EpochView
 from tmd.fabric.handshake import LinkPurpose
 from tmd.fabric.inbox import KEPT, Inbox, PostedReceive, UnclaimedMessage
 from tmd.fabric.link_watch import LinkWatch
@@ -28,15 +28,8 @@ def message(tag: int, size: int) -> UnclaimedMessage:
 
 
 def epoch() -> EpochView:
-    return EpochView(
-        Membership(1, ()),
-        0,
-        Caller("w0", KEY),
-        {},
-        LinkCounters(),
-        LinkWatch(lambda: None),
-        lambda _: None,
-    )
+    seen_by = (LinkCounters(), LinkWatch(lambda: None), lambda _: None)
+    return EpochView(Membership(1, ()), 0, {}, EpochContext(Caller("w0", KEY), *seen_by))
 
 
 def wanted(tag: int, size: int) -> PostedReceive:

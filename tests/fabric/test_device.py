@@ -68,7 +68,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     names = ("is_initialized", "is_current_stream_capturing", "current_stream")
     for name in (*names, "Event", "Stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(device, "_own_streams", {})
     return fake
 
 

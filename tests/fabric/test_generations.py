@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.fabric.fake_nccl import Cluster, FakeKind
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Member, Membership
-from tmd.fabric.generations.generations import BUILT_S, HUNG_LIMIT, Generations
+from tmd.fabric.generations.generations import BUILT_S, HUNG_LIMIT, GenerationLimits, Generations
 from tmd.fabric.generations.states import TABLE, GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -59,7 +59,7 @@ class Job:
         """A new worker."""
         name = next(self.names)
         kind = FakeKind(self.cluster, name)
-        self.workers[name] = Generations(kind, build_s=SHORT_S, hurried_s=SHORT_S)
+        self.workers[name] = Generations(kind, limits=GenerationLimits(SHORT_S, SHORT_S))
         return name
 
     def build(self, holders: list[str]) -> None:
@@ -212,7 +212,7 @@ def test_a_worker_with_nothing_to_build_prepares_again_and_again() -> None:
 def test_a_build_that_was_given_up_is_waited_for_before_the_next() -> None:
     """Two at once may wait for each other."""
     with job() as j:
-        slow = Generations(FakeKind(j.cluster, "slow"), build_s=SOON_S)
+        slow = Generations(FakeKind(j.cluster, "slow"), limits=GenerationLimits(SOON_S))
         j.workers["slow"] = slow
         holders = [*j.holders[:2], "slow"]
         j.cluster.hanging_builds.add(("slow", "world"))
@@ -278,7 +278,11 @@ def test_an_abort_that_takes_too_long_is_reported() -> None:
     """The worker ends then: its main thread may wait for ever."""
     with job() as j:
         reported: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-        hangs = Generations(FakeKind(j.cluster, "hangs"), abort_s=SHORT_S, on_hung=reported.put)
+        hangs = Generations(
+            FakeKind(j.cluster, "hangs"),
+            limits=GenerationLimits(abort_s=SHORT_S),
+            on_hung=reported.put,
+        )
         j.workers["hangs"] = hangs
         j.build([*j.holders[:2], "hangs"])
         j.switch()
@@ -465,7 +469,8 @@ def test_a_switch_without_a_preparation_returns_the_reason() -> None:
 def test_a_recovery_waits_only_a_little_for_an_earlier_build() -> None:
     """The job stands still, and a hung build would add its whole patience."""
     with job() as j:
-        hurries = Generations(FakeKind(j.cluster, "hurries"), build_s=3600, hurried_s=SHORT_S)
+        limits = GenerationLimits(3600, SHORT_S)
+        hurries = Generations(FakeKind(j.cluster, "hurries"), limits=limits)
         j.workers["hurries"] = hurries
         j.cluster.hanging_builds.add(("hurries", "world"))
         holders = ["hurries", *j.holders[1:]]

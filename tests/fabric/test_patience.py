@@ -15,8 +15,9 @@ from tests.fabric.circle import KEY, PATIENCE, Circle, at_once, circle, sync
 from tests.trainer.wire import Facts
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
-from tmd.fabric import EpochView, Group, LinkCounters, PeerLost, epoch_view
+from tmd.fabric import EpochView, Group, LinkCounters, PeerLost
 from tmd.fabric.dial import Caller, PeerBusy
+from tmd.fabric.epoch_view import EpochContext
 from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, acceptor
 from tmd.fabric.inbox import KEPT
@@ -28,6 +29,7 @@ from tmd.fabric.transfer import PeerLate
 pytestmark = pytest.mark.timeout(60)
 
 YEARS_S = 180_000_000
+SOON_S = 0.05
 
 
 class Busy:
@@ -77,13 +79,13 @@ def standing(worker: str, peer: Member, caller: type[Caller] = Caller) -> EpochV
     """The first epoch as ``worker`` sees it, which shares it with ``peer`` alone."""
     own = Member(worker, "here", "127.0.0.1:1")
     seen_by = (LinkCounters(), LinkWatch(lambda: None), lambda _: None)
-    return EpochView(Membership(1, (own, peer)), 0, caller(worker, KEY), {}, *seen_by)
+    context = EpochContext(caller(worker, KEY, SOON_S), *seen_by)
+    return EpochView(Membership(1, (own, peer)), 0, {}, context)
 
 
 @pytest.fixture
-def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy]:
+def busy() -> Iterator[Busy]:
     """``w1``; a call waits for a moment instead of seconds."""
-    monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.05)
     made = Busy("w1")
     yield made
     made.close()

@@ -79,19 +79,17 @@ def test_a_scan_done_ahead_is_not_repeated_while_others_wait(
 ) -> None:
     """Until an operation has run since."""
     looked = []
-    monkeypatch.setattr(rank_remap, "_all_even", lambda: looked.append(True) or True)
-    monkeypatch.setattr(rank_remap._Shards, "ran", -1)
-    monkeypatch.setattr(rank_remap._Meshes, "any", True)
-    monkeypatch.setattr(rank_remap._Meshes, "leave_out", False)
+    scan = rank_remap.Scan(lambda: looked.append(True) or True)
+    scan.meshes = True
     specs = ModuleType(meshes.SPEC)
     vars(specs)["DTensorSpec"] = type("DTensorSpec", (), {})
     monkeypatch.setitem(sys.modules, meshes.SPEC, specs)
     if ahead:
-        rank_remap.look_ahead(7)
-        rank_remap.look_ahead(7)
+        rank_remap.look_ahead(7, scan)
+        rank_remap.look_ahead(7, scan)
     before = len(looked)
-    rank_remap.turn([], moved=True, ran=7)
+    rank_remap.turn([], moved=True, ran=7, scan=scan)
     at_turn = len(looked) - before
-    rank_remap.turn([], moved=True, ran=8)
+    rank_remap.turn([], moved=True, ran=8, scan=scan)
 
     assert (before, at_turn, len(looked)) == ((1, 0, 2) if ahead else (0, 1, 2))

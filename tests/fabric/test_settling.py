@@ -22,7 +22,7 @@ from tests.fabric.test_passing import SOON_S, passing
 from tests.trainer.wire import Facts
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, device
-from tmd.fabric.generations.generations import Generations
+from tmd.fabric.generations.generations import GenerationLimits, Generations
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.fabric.work import Work
@@ -68,12 +68,13 @@ class AfterAnother(LateDevice):
 class Modelled:
     """Two ranks whose groups pass everything to a model of NCCL."""
 
-    def __init__(self, c: Circle, **options: float) -> None:
+    def __init__(self, c: Circle, **limits: float) -> None:
         self.circle, self.cluster = c, Cluster()
         self.hung: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         for fabric in c.fabrics:
             kind = FakeKind(self.cluster, fabric.worker)
-            fabric.pass_to(Generations(kind, on_hung=self.hung.put, **options))  # type: ignore[arg-type]
+            within = GenerationLimits(**limits)
+            fabric.pass_to(Generations(kind, limits=within, on_hung=self.hung.put))
             fabric.generations.enter(c.membership)
         self.groups = {f.worker: PassingGroup(f, "0", range(2)) for f in c.fabrics}
         c.each(lambda f: f.generations.of(self.groups[f.worker].view))

@@ -28,7 +28,7 @@ from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.shadow.receiver import Arrival, ShadowReceiver
 from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import ShadowSession
-from tmd.trainer.shadow.source import ShadowSource, SourcePace
+from tmd.trainer.shadow.source import ShadowSource, SourceContext, SourcePace
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.placing import DataPlace
@@ -85,9 +85,8 @@ class Source:
         self._look()
 
     def show(self, link: Link, limits: ShadowLimits = LIMITS) -> ShadowSource:
-        self.mirror = ShadowSource(
-            link, ShadowRequest("plan", 0), self.units, self.window, limits, Meter(), self._pace
-        )
+        context = SourceContext(self.units, self.window, limits, Meter())
+        self.mirror = ShadowSource(link, ShadowRequest("plan", 0), context, self._pace)
         shown = self.mirror
         self.script.before = lambda number: shown.before_optimizer(self.step, number)
         return shown
@@ -160,8 +159,14 @@ class Telling(ShadowReceiver):
 
     def __init__(self, link: Link, facts: Facts) -> None:
         self.frames: list[Frame] = []
+        self.full = False
+        """Whether its memory counts as full."""
         self._facts = facts
         super().__init__(link, 1 << 30)
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.full or super().is_crowded
 
     def _sort(self, arrival: Arrival) -> None:
         super()._sort(arrival)

@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -14,7 +14,8 @@ from tests.fabric.circle import PATIENCE, Circle, at_once, circle
 from tests.trainer.wire import Facts
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
-from tmd.fabric import EpochView, Fabric, epoch_view
+from tmd.fabric import EpochView, Fabric
+from tmd.fabric.dial import PATIENCE_S
 from tmd.trainer.worker.peer_watchdog import LONG, MISSES, MISSES_AT_FIRST, PeerWatchdog
 
 
@@ -119,13 +120,26 @@ class Scene:
         return None if self.between_epochs else self.standing
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
-    with circle(4) as c:
+@contextmanager
+def four(patience_s: float = PATIENCE_S) -> Iterator[Scene]:
+    with circle(4, patience_s) as c:
         made = Scene(c)
         yield made
         c.close()
         made.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with four() as made:
+        yield made
+
+
+@pytest.fixture
+def hasty() -> Iterator[Scene]:
+    """A call to a frozen host fails after a moment instead of seconds."""
+    with four(0.01) as made:
+        yield made
 
 
 def test_a_neighbour_that_misses_calls_in_a_row_counts_as_lost(scene: Scene) -> None:
@@ -148,29 +162,25 @@ def test_a_neighbour_that_holds_two_ranks_is_called_once_a_look(scene: Scene) ->
     assert not scene.standing.poisoned
 
 
-def test_a_peer_to_which_a_link_is_being_opened_is_called(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_to_which_a_link_is_being_opened_is_called(hasty: Scene) -> None:
     """The peer may have frozen before its first link was open, and nobody else would notice. It may
-    also be busy for minutes before its first collective, so that more calls may fail. Here a call
-    fails after a moment instead of seconds."""
-    monkeypatch.setattr(epoch_view, "DIAL_TIMEOUT", 0.01)
-    scene.gates["w2"].frozen = True
+    also be busy for minutes before its first collective, so that more calls may fail."""
+    hasty.gates["w2"].frozen = True
     poisoned: list[bool] = []
 
     def open_one() -> None:
         with pytest.raises(LinkError):
-            scene.standing.link("late", 2)
+            hasty.standing.link("late", 2)
 
     def look() -> None:
-        Facts().until(lambda: "w2" in scene.standing.opening)
-        scene.looks(LONG + MISSES_AT_FIRST - 2)
-        poisoned.append(scene.standing.poisoned)
-        scene.looks(1)
+        Facts().until(lambda: "w2" in hasty.standing.opening)
+        hasty.looks(LONG + MISSES_AT_FIRST - 2)
+        poisoned.append(hasty.standing.poisoned)
+        hasty.looks(1)
 
     at_once([open_one, look])
     assert poisoned == [False]
-    assert scene.standing.suspects == ("w2",)
+    assert hasty.standing.suspects == ("w2",)
 
 
 def test_no_neighbour_is_called_before_the_wait_is_long(scene: Scene) -> None:

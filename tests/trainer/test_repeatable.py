@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.trainer.standalone import Script
 from tmd.trainer.state.data import Position
-from tmd.trainer.state.local import LocalState
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +55,38 @@ def script() -> Evaluated:
     return Evaluated()
 
 
-def test_only_what_it_gathered_is_released(
-    script: Evaluated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a training step nothing is gathered."""
-    released: list[int] = []
-    monkeypatch.setattr(LocalState, "release", lambda _: released.append(script.runs))
-    for batch in script.session.batches([2.0, 3.0]):
+class Gathering(Evaluated):
+    """Evaluates a model of FSDP2, too."""
+
+    def others(self) -> dict[str, Any]:
+        self.sharded = nn.Linear(1, 1)
+        fully_shard(self.sharded, mesh=init_device_mesh("cpu", (1,)))
+        return {**super().others(), "sharded": self.sharded}
+
+    def _evaluate(self) -> int:
+        with torch.no_grad():
+            self.sharded(torch.ones(1, 1))
+        self.within = type(self.sharded.weight)
+        return super()._evaluate()
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_what_it_gathered_is_released() -> None:
+    """FSDP2 keeps what a forward pass without a backward pass has gathered."""
+    script = Gathering()
+    for batch in script.session.batches([2.0]):
         script.step(batch)
         script.evaluate()
 
-    assert released == [1, 2]
+    assert script.within is nn.Parameter
+    assert isinstance(script.sharded.weight, DTensor)
 
 
 def test_it_is_voted_on_and_reported_once(script: Evaluated) -> None:

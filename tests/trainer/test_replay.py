@@ -8,13 +8,12 @@ from contextlib import contextmanager
 import pytest
 
 from tests.trainer.scripts import Script, normed
-from tests.trainer.tailing import Pair, Replayed, Telling, pair
+from tests.trainer.tailing import Pair, Replayed, pair
 from tests.trainer.test_tail_differs import flip_parameter
 from tests.trainer.wire import Held
 from tmd.core.planning.directives import Directive, HoldState, Wait
 from tmd.core.values.errors import LinkError
 from tmd.trainer.shadow.receiver import Differs
-from tmd.trainer.shadow.replay import ReplaySession
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -94,33 +93,43 @@ def test_a_replay_gives_way(directive: Directive) -> None:
         assert p.joiner.computed == 1
 
 
-def test_no_step_is_recorded_from_an_unverified_state(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class LateProof(Replayed):
+    """The comparison of its state takes until the second attempt to record a step."""
+
+    tried: list[int]
+
+    @property
+    def _proved(self) -> bool:
+        self.tried = [*getattr(self, "tried", ()), self.step]
+        return len(self.tried) > 1
+
+
+class NoProof(Replayed):
+    """The comparison of its state takes for ever."""
+
+    _proved = False
+
+
+def test_no_step_is_recorded_from_an_unverified_state() -> None:
     """A wrong tail would be blamed on this worker: it catches up, and tries again."""
-    tried: list[int] = []
-
-    def proved(following: ReplaySession) -> bool:
-        tried.append(following.step)
-        return len(tried) > 1
-
-    monkeypatch.setattr(ReplaySession, "_proved", property(proved))
-    with pair(Script, kind=Replayed) as p:
+    with pair(Script, kind=LateProof) as p:
         p.meet()
         while p.joiner.computed == 0:
             p.source.begin()
             p.joiner.within(0.02, lambda: p.joiner.computed > 0)
             p.source.commit()
 
+        following = p.joiner.following
+        assert isinstance(following, LateProof)
+        tried = following.tried
         assert len(tried) == 2
         assert tried[0] < tried[1] < p.joiner.at
         p.assert_equal()
 
 
-def test_a_call_that_ends_meanwhile_is_no_step_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_ends_meanwhile_is_no_step_to_compute() -> None:
     """It is sent to the rank's present position, without having computed anything."""
-    monkeypatch.setattr(ReplaySession, "_proved", False)
-    with pair(Script, kind=Replayed) as p:
+    with pair(Script, kind=NoProof) as p:
         p.meet()
         p.source.call = 1
         while not p.joiner.walked_on:
@@ -132,10 +141,10 @@ def test_a_call_that_ends_meanwhile_is_no_step_to_compute(monkeypatch: pytest.Mo
         assert p.joiner.computed == 0
 
 
-def test_a_step_that_exceeds_the_memory_is_shadowed_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_exceeds_the_memory_is_shadowed_live() -> None:
     """It is shadowed live, as by any other joiner."""
     with pair(Script, kind=Replayed) as p:
-        monkeypatch.setattr(Telling, "is_crowded", True)
+        p.joiner.shadow.full = True
         p.meet()
         p.together(2)
 

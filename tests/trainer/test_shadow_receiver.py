@@ -58,11 +58,21 @@ class Heard(ShadowReceiver):
             self.ended = True
 
 
+class QuietLink(Link):
+    """Looks quiet for as long as the test says."""
+
+    seconds = 0.0
+
+    @property
+    def quiet_s(self) -> float:
+        return self.seconds
+
+
 class Stage:
     """A shadow, and the source's end of its link."""
 
     def __init__(self, near: Link, far: Link, bound: int) -> None:
-        self.near = near
+        self.near, self.far = near, far
         self.shadow = Heard(far, bound)
         self._outbox = Outbox(1 << 30)
         self._said = 0
@@ -84,8 +94,8 @@ class Stage:
 
 
 @contextmanager
-def stage(bound: int = 1 << 20) -> Iterator[Stage]:
-    with linked() as (near, far):
+def stage(bound: int = 1 << 20, kind: type[Link] = Link) -> Iterator[Stage]:
+    with linked(kind=kind) as (near, far):
         made = Stage(near, far, bound)
         try:
             yield made
@@ -165,15 +175,14 @@ def test_all_frames_of_a_dead_source_are_received() -> None:
         assert s.shadow.starved
 
 
-def test_late_frames_of_a_dead_source_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_frames_of_a_dead_source_are_received() -> None:
     """Nothing is cut off while bytes arrive."""
-    quiet = [0.0]
-    monkeypatch.setattr(Link, "quiet_s", property(lambda _: quiet[0]))
-    with stage() as s:
+    with stage(kind=QuietLink) as s:
+        assert isinstance(s.far, QuietLink)
         s.shadow.hear_out(0.02)
         s.say(output(1), output(2))
         ended = s.shadow.ended
-        quiet[0] = 0.02
+        s.far.seconds = 0.02
         s.shadow.facts.until(lambda: s.shadow.ended)
 
         assert not ended

@@ -22,14 +22,15 @@ F = TypeVar("F")
 
 
 @contextmanager
-def linked(*, buffer: int | None = None) -> Iterator[tuple[Link, Link]]:
-    """The source's end and the joiner's. ``buffer``: bytes that the joiner's side holds unread."""
+def linked(*, buffer: int | None = None, kind: type[Link] = Link) -> Iterator[tuple[Link, Link]]:
+    """The source's end and the joiner's. ``buffer``: bytes that the joiner's side holds unread.
+    ``kind``: the class of the joiner's end."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         if buffer is not None:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         ours = socket.create_connection(door.getsockname())
         theirs, _ = door.accept()
-    near, far = Link(ours, "joiner", "source"), Link(theirs, "source", "source")
+    near, far = Link(ours, "joiner", "source"), kind(theirs, "source", "source")
     try:
         yield near, far
     finally:

@@ -20,7 +20,7 @@ from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.testing import MemoryStore
 
 Hear = Callable[[str, Signal], None]
@@ -40,7 +40,8 @@ class Listening(Watcher):
     def __init__(self, settings: Settings, detectors: list[LoadedDetector], hear: Hear) -> None:
         store = MemoryStore().client()
         host, journal = settings.host.name, Journal(None)
-        super().__init__(host, "foreground", detectors, Roster(), store, StoreHealth(), journal)
+        sinks = AlertSinks(store, StoreHealth(), journal)
+        super().__init__(host, "foreground", detectors, Roster(), sinks)
         self._hear = hear
         self._memory = journal
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -25,25 +26,28 @@ class PublisherConfig(Struct, frozen=True):
     ttl_s: float
 
 
+class HeartbeatSources(NamedTuple):
+    """What a heartbeat tells of."""
+
+    roster: Roster
+    watcher: Watcher
+    records: Records
+    lost: Callable[[], dict[str, dict[str, float]]] = dict
+    """Rank seconds by job and cause that this daemon has counted and no record has yet."""
+
+
 class Publisher:
     """Level-triggered: each heartbeat carries everything since the previous one."""
 
     def __init__(
         self,
         config: PublisherConfig,
-        roster: Roster,
-        watcher: Watcher,
-        records: Records,
+        sources: HeartbeatSources,
         store: Store,
         store_health: StoreHealth,
-        lost: Callable[[], dict[str, dict[str, float]]] = dict,
     ) -> None:
-        """``lost``: see :class:`HostStatus`."""
-        self._lost = lost
         self._config = config
-        self._roster = roster
-        self._watcher = watcher
-        self._records = records
+        self._roster, self._watcher, self._records, self._lost = sources
         self._store = store
         self._store_health = store_health
 

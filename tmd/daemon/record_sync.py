@@ -15,6 +15,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -41,6 +42,14 @@ SOON_S = 5.0
 CLEARED_BECAUSE = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
 
 
+class LocalWorkers(NamedTuple):
+    """The workers of this host, and what they are to do."""
+
+    records: Records
+    agents: AgentServer
+    roster: Roster
+
+
 class RecordSync:
     """One per daemon. It reads the records of this host's jobs at once when the roster has a new
     worker, and after :meth:`wake`."""
@@ -48,10 +57,8 @@ class RecordSync:
     def __init__(
         self,
         store: Store,
-        records: Records,
-        agents: AgentServer,
         store_health: StoreHealth,
-        roster: Roster,
+        workers: LocalWorkers,
         *,
         poll_s: float,
         leads: Callable[[], bool] = lambda: False,
@@ -59,11 +66,9 @@ class RecordSync:
     ) -> None:
         """``leads``: whether this daemon is the leader. ``report`` raises findings about jobs."""
         self._store = store
-        self._records = records
-        self._agents = agents
+        self._records, self._agents, self._roster = workers
         self._store_health = store_health
         self._poll_s = poll_s
-        self._roster = roster
         self._leads = leads
         self._findings = JobFindings(report, CLEARED_BECAUSE)
         self._refused: dict[str, int] = {}

@@ -32,15 +32,15 @@ from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
 from tmd.daemon.leader import Leader
 from tmd.daemon.plugins import load_detectors, load_policies
-from tmd.daemon.publisher import Publisher, PublisherConfig
-from tmd.daemon.record_sync import RecordSync
+from tmd.daemon.publisher import HeartbeatSources, Publisher, PublisherConfig
+from tmd.daemon.record_sync import LocalWorkers, RecordSync
 from tmd.daemon.records import Records
 from tmd.daemon.reload import Reloader
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import open_store
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.systemd import Notifier
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.daemon.webhook import Webhook, WebhookConfig
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ class Service:
             self.incarnation,
             load_detectors(settings),
             self.roster,
-            store,
-            self.store_health,
-            self.journal,
+            AlertSinks(store, self.store_health, self.journal),
         )
         switch = settings.inject.enabled
         self.injections = Injections(
@@ -80,12 +78,14 @@ class Service:
             PublisherConfig(
                 host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s
             ),
-            self.roster,
-            self.watcher,
-            self.records,
+            HeartbeatSources(
+                self.roster,
+                self.watcher,
+                self.records,
+                lambda: self.leader.counter.ledger.unwritten(),
+            ),
             store,
             self.store_health,
-            lambda: self.leader.counter.ledger.unwritten(),
         )
         config = _leader_config(settings, HostStatus(host.name, self.incarnation).listener)
         self.candidate = Candidate(lease_store, config, self.records, self.store_health)
@@ -132,10 +132,8 @@ class Service:
     def _record_sync(self, settings: Settings, store: Store) -> RecordSync:
         return RecordSync(
             store,
-            self.records,
-            self.agents,
             self.store_health,
-            self.roster,
+            LocalWorkers(self.records, self.agents, self.roster),
             poll_s=settings.leader.poll_s,
             leads=lambda: self.candidate.leading,
             report=self._report,

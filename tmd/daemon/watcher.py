@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import aclosing
+from typing import NamedTuple
 
 import structlog
 
@@ -54,6 +55,16 @@ class WatchedDetector:
         self.allowance = Allowance(BURST, PER_SECOND)
 
 
+class AlertSinks(NamedTuple):
+    """Where alerts go."""
+
+    store: Store
+    store_health: StoreHealth
+    journal: Journal
+    unwritten: int = 10_000
+    """Most alerts that wait to be written into the journal."""
+
+
 class Watcher:
     """Owns the detectors' tasks, the board of findings and the alerts waiting to be published."""
 
@@ -63,10 +74,7 @@ class Watcher:
         incarnation: str,
         detectors: list[LoadedDetector],
         roster: Roster,
-        store: Store,
-        store_health: StoreHealth,
-        journal: Journal,
-        unwritten: int = 10_000,
+        sinks: AlertSinks,
     ) -> None:
         """``unwritten``: alerts on their way to the journal; beyond it, the oldest are dropped."""
         self.board = triage.FindingsBoard()
@@ -76,9 +84,7 @@ class Watcher:
         self._watched = {loaded.origin.name: WatchedDetector(loaded) for loaded in detectors}
         self._tasks = asyncio.TaskGroup()
         self._roster = roster
-        self._store = store
-        self._store_health = store_health
-        self._journal = journal
+        self._store, self._store_health, self._journal, unwritten = sinks
         self._unwritten: deque[Alert] = deque(maxlen=unwritten)
         self.posted = WakeEvent()
         """Rings when there may be alerts to publish."""

@@ -93,7 +93,8 @@ class _Nothing:
 
 
 class _CudaQueued:
-    def __init__(self, places: Iterable[torch.device]) -> None:
+    def __init__(self, places: Iterable[torch.device], own: OwnStreams) -> None:
+        self._own = own
         self._events: dict[torch.device, torch.cuda.Event] = {}
         for place in places:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -117,7 +118,7 @@ class _CudaQueued:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        streams = [_own_stream(place) for place in self._events]
+        streams = [self._own.on(place) for place in self._events]
         with ExitStack() as stack:
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
@@ -126,20 +127,27 @@ class _CudaQueued:
                 stream.synchronize()
 
 
-_own_streams: dict[tuple[str, torch.device], torch.cuda.Stream] = {}
-_making = threading.Lock()
+class OwnStreams:
+    """Streams beside those of the script: one for each device and name of a thread."""
 
+    def __init__(self) -> None:
+        self._streams: dict[tuple[str, torch.device], torch.cuda.Stream] = {}
+        self._making = threading.Lock()
 
-def _own_stream(place: torch.device) -> torch.cuda.Stream:
-    key = threading.current_thread().name, place
-    with _making:
-        if key not in _own_streams:
-            _own_streams[key] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
-        return _own_streams[key]
+    def on(self, place: torch.device) -> torch.cuda.Stream:
+        """That of the calling thread."""
+        key = threading.current_thread().name, place
+        with self._making:
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+            return self._streams[key]
 
 
 class Cuda:
     """NVIDIA GPUs, or none."""
+
+    def __init__(self) -> None:
+        self._own = OwnStreams()
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.is_cuda
@@ -155,7 +163,7 @@ class Cuda:
                 "a collective of tmd was called while a CUDA graph is captured: capture only what "
                 "does not communicate, or switch CUDA graphs off in the script or its framework"
             )
-        return _CudaQueued(places)
+        return _CudaQueued(places, self._own)
 
     def host_memory(
         self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False

@@ -36,12 +36,17 @@ class PeerBusy(LinkError):
     """
 
 
+PATIENCE_S = 5.0
+
+
 @dataclass(frozen=True)
 class Caller:
     """Identity and key of the dialling process."""
 
     worker: str
     key: bytes
+    patience_s: float = PATIENCE_S
+    """How long a peer may take to answer, in seconds."""
 
     def dial(
         self,

@@ -22,7 +22,6 @@ from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.topology import dials
 from tmd.fabric.transfer import PeerLate, PeerLost
 
-DIAL_TIMEOUT = 5.0
 PROBE_TIMEOUT = 1.0
 PROBE_FIRST = 0.05
 PROBE_PERIOD = 0.25
@@ -55,18 +54,21 @@ def put(links: Links, key: LinkKey, link: Link) -> Link | None:
     return old
 
 
+class EpochContext(NamedTuple):
+    """What all epochs of a worker use."""
+
+    caller: Caller
+    counters: LinkCounters
+    watch: LinkWatch
+    on_poison: Callable[[EpochView], None]
+    """Called once an epoch is poisoned."""
+
+
 class EpochView:
-    """Rank ``rank`` of ``membership``, seen from worker ``caller.worker``."""
+    """Rank ``rank`` of ``membership``, seen from the worker of ``context``."""
 
     def __init__(
-        self,
-        membership: Membership,
-        rank: int,
-        caller: Caller,
-        links: Links,
-        counters: LinkCounters,
-        watch: LinkWatch,
-        on_poison: Callable[[EpochView], None],
+        self, membership: Membership, rank: int, links: Links, context: EpochContext
     ) -> None:
         self.membership = membership
         self.rank = rank
@@ -76,19 +78,17 @@ class EpochView:
         self.changed = threading.Condition()
         self.poisoned = False
         self.reason = ""
-        self.held = membership.held_by(caller.worker) if membership.adopted else (rank,)
+        self.held = membership.held_by(context.caller.worker) if membership.adopted else (rank,)
         """All ranks of this worker: ``rank``, which is its own one, and those it has adopted."""
         everyone = range(membership.size)
         self.crew: Sequence[int] = membership.crew(everyone) if membership.adopted else everyone
         """The own rank of each worker."""
-        self._caller = caller
-        self._counters = counters
-        self._watch, self._on_poison = watch, on_poison
+        self._caller, self._context = context.caller, context
         self._suspects: tuple[str, ...] = ()
         self._settled = threading.Event()
         self._opening: list[str] = []
         for key, link in links.items():
-            watch.opened(key.group, link)
+            context.watch.opened(key.group, link)
 
     @property
     def epoch(self) -> int:
@@ -172,9 +172,9 @@ class EpochView:
             surplus = put(self.links, key, link)
             if surplus is not None:
                 surplus.close()
-            self._counters.count_link(key.group, key.worker)
+            self._context.counters.count_link(key.group, key.worker)
             self.changed.notify_all()
-        self._watch.opened(key.group, link)
+        self._context.watch.opened(key.group, link)
         return True
 
     def _dial(self, key: LinkKey, member: Member, deadline: float) -> Link:
@@ -184,8 +184,9 @@ class EpochView:
             return not self.poisoned and time.monotonic() < deadline
 
         try:
+            patience = self._caller.patience_s
             link = self._caller.dial(
-                member, key.group, lane, self.epoch, timeout=DIAL_TIMEOUT, go_on=go_on
+                member, key.group, lane, self.epoch, timeout=patience, go_on=go_on
             )
         except PeerBusy as e:
             if self.poisoned:
@@ -222,7 +223,7 @@ class EpochView:
 
     def verify(self, member: Member) -> None:
         """Raise PeerLost unless ``member`` answers and is in this epoch, or may still enter it."""
-        answer = self._caller.probe(member, timeout=DIAL_TIMEOUT)
+        answer = self._caller.probe(member, timeout=self._caller.patience_s)
         if answer is None:
             raise PeerLost(member.worker, "it does not answer")
         self._need_here(member, answer)
@@ -231,7 +232,7 @@ class EpochView:
         """The same, but a process that does not answer a call that its kernel has accepted counts
         as alive. ``go_on``: whether to wait for its answer once more."""
         try:
-            answer = self._caller.ask(member, timeout=DIAL_TIMEOUT, go_on=go_on)
+            answer = self._caller.ask(member, timeout=self._caller.patience_s, go_on=go_on)
         except PeerBusy:
             return
         except LinkError as e:
@@ -265,7 +266,7 @@ class EpochView:
             self.changed.notify_all()
         for link in links:
             link.sever()
-        self._on_poison(self)
+        self._context.on_poison(self)
         if suspect:
             self._suspects = self._root_cause(suspect)
         self._settled.set()
@@ -289,7 +290,7 @@ class EpochView:
             self.changed.notify_all()
         for key, link in links:
             if orderly:
-                self._watch.leaves(key.group, link)
+                self._context.watch.leaves(key.group, link)
             link.sever()
 
     def has(self, link: Link) -> bool:

@@ -12,8 +12,8 @@ from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
 from tmd.fabric.control import Control
 from tmd.fabric.counters import CallCounter, LinkCounters
-from tmd.fabric.dial import Caller
-from tmd.fabric.epoch_view import DIAL_TIMEOUT, PROBE_PERIOD, EpochView, LinkKey, Links, put
+from tmd.fabric.dial import PATIENCE_S, Caller
+from tmd.fabric.epoch_view import PROBE_PERIOD, EpochContext, EpochView, LinkKey, Links, put
 from tmd.fabric.frame import SHIFT, VOTE
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant
@@ -39,7 +39,9 @@ class Fabric:
     It holds a rank of a membership, or is in the sandbox; it starts as neither.
     """
 
-    def __init__(self, worker: str, key: bytes, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, worker: str, key: bytes, *, host: str = "127.0.0.1", patience_s: float = PATIENCE_S
+    ) -> None:
         self.worker = worker
         self.counters = LinkCounters()
         self.tap: Tap | None = None
@@ -50,12 +52,13 @@ class Fabric:
         self._groups = Groups()
         self.step = UnfinishedStep(self._groups, self.calls)
         self._rank_in_torch: int | None = None
-        self._caller = Caller(worker, key)
+        self._caller = Caller(worker, key, patience_s)
         self._raw = RawLinks()
         self._admission = Admission(self._raw, self.counters)
         self._ahead = LinksAhead(self._caller, self._admission)
         self._control = Control()
         self._watch = LinkWatch(lambda: self.standing)
+        self._of_epochs = EpochContext(self._caller, self.counters, self._watch, self._poisoned)
         self._listener = Listener(host, key, worker, self._admit)
         self.address = f"{host}:{self._listener.port}"
 
@@ -141,7 +144,7 @@ class Fabric:
         self.step.at_rest(DRAIN) if within else self.drain()
         self.generations.enter(membership)
         if self._watch.enabled:  # a loss before the first vote must be noticed, too
-            self._ahead.dial_votes(membership, rank, DIAL_TIMEOUT)
+            self._ahead.dial_votes(membership, rank)
         self._turn(changed=self._replace(membership, rank, {}))
 
     def prepare(
@@ -250,8 +253,7 @@ class Fabric:
             for key in [k for k in links if k.worker not in workers]:
                 self._watch.leaves(key.group, links[key])  # it may still be in its last step
                 links.pop(key).close()
-            seen_by = (self.counters, self._watch, self._poisoned)
-            standing = EpochView(membership, rank, self._caller, links, *seen_by)
+            standing = EpochView(membership, rank, links, self._of_epochs)
             if lasts and old is not None:
                 standing.since = old.since
             # Before new links are admitted: they go to groups by name, into the same table.

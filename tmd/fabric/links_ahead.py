@@ -64,7 +64,7 @@ class LinksAhead:
                     opened += 1
         return opened
 
-    def dial_votes(self, membership: Membership, rank: int, timeout: float) -> None:
+    def dial_votes(self, membership: Membership, rank: int) -> None:
         """Open the links of the votes that this worker dials, up to the first that fails.
 
         No others: over more links a rank that has switched already would pass on a loss to ranks
@@ -75,7 +75,7 @@ class LinksAhead:
             for partner in sorted(partners(crew.index(rank), len(crew))):
                 peer = membership.members[crew[partner]]
                 if dials(self._caller.worker, peer.worker):
-                    self._open(VOTE, peer, membership.epoch, timeout)
+                    self._open(VOTE, peer, membership.epoch, self._caller.patience_s)
 
     def _open(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
         key = LinkKey(group, LinkPurpose.COLLECTIVE, peer.worker)

@@ -16,14 +16,47 @@ from torch import Tensor
 
 from tmd.fabric import device
 
-PIECE = 1 << 24
-"""Bytes of a piece. As many pieces are kept as threads have copied at the same time."""
-
 Pair = tuple[Tensor, Tensor]
 """Source and target, flat and of equal size in bytes."""
 
-_free: list[Tensor] = []
-_changing = threading.Lock()
+
+class Pieces:
+    """Pieces of page-locked memory: as many as threads have copied at the same time."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._free: list[Tensor] = []
+        self._changing = threading.Lock()
+
+    def batches(self, pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+        """``pairs``, cut and put together so that each batch fits into a piece."""
+        batch: list[Pair] = []
+        room = self._nbytes
+        for source, target in pairs:
+            while source.numel():
+                batch.append((source[:room], target[:room]))
+                source, target, room = source[room:], target[room:], room - len(source[:room])
+                if not room:
+                    yield batch
+                    batch, room = [], self._nbytes
+        if batch:
+            yield batch
+
+    @contextmanager
+    def piece(self, batch: Sequence[Pair]) -> Iterator[list[Tensor]]:
+        """Parts of a piece, one for each pair; another thread may use it afterwards."""
+        with self._changing:
+            piece = self._free.pop() if self._free else None
+        if piece is None:
+            piece = device.current().host_memory((self._nbytes,), torch.uint8, locked=True)
+        sizes = [len(source) for source, _ in batch]
+        yield list(torch.split(piece[: sum(sizes)], sizes))
+        # Not after an error: a copy may still run.
+        with self._changing:
+            self._free.append(piece)
+
+
+PIECES = Pieces(1 << 24)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
@@ -32,7 +65,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
+def pack(tensors: Sequence[Tensor], body: Tensor, pieces: Pieces = PIECES) -> None:
     """Copy the bytes of ``tensors``, one after another, to ``body``: uint8 [bytes] in host memory.
 
     The copies run in this thread's current stream, and are complete at the return.
@@ -50,8 +83,8 @@ def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
             else:
                 target.copy_(flat)
 
-    for batch in _batches(to_piece()):
-        with _piece(batch) as views:
+    for batch in pieces.batches(to_piece()):
+        with pieces.piece(batch) as views:
             for view, (source, _) in zip(views, batch, strict=True):
                 view.copy_(source, non_blocking=True)
             device.current().queued(source for source, _ in batch).wait()
@@ -59,7 +92,7 @@ def pack(tensors: Sequence[Tensor], body: Tensor) -> None:
                 target.copy_(view)
 
 
-def unpack(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+def unpack(values: Sequence[Tensor], targets: Sequence[Tensor], pieces: Pieces = PIECES) -> None:
     """Copy ``values``, in host memory, to ``targets`` of their shapes and dtypes.
 
     The copies run in this thread's current stream, and are complete at the return.
@@ -70,39 +103,10 @@ def unpack(values: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
             there.append((flat_bytes(value), flat_bytes(target)))
         else:
             target.copy_(value)
-    for batch in _batches(there):
-        with _piece(batch) as views:
+    for batch in pieces.batches(there):
+        with pieces.piece(batch) as views:
             for view, (source, _) in zip(views, batch, strict=True):
                 view.copy_(source)
             for view, (_, target) in zip(views, batch, strict=True):
                 target.copy_(view, non_blocking=True)
             device.current().queued(target for _, target in batch).wait()
-
-
-def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """``pairs``, cut and put together so that each batch fits into a piece."""
-    batch: list[Pair] = []
-    room = PIECE
-    for source, target in pairs:
-        while source.numel():
-            batch.append((source[:room], target[:room]))
-            source, target, room = source[room:], target[room:], room - len(source[:room])
-            if not room:
-                yield batch
-                batch, room = [], PIECE
-    if batch:
-        yield batch
-
-
-@contextmanager
-def _piece(batch: Sequence[Pair]) -> Iterator[list[Tensor]]:
-    """Parts of a page-locked piece, one for each pair; another thread may use it afterwards."""
-    with _changing:
-        piece = _free.pop() if _free else None
-    if piece is None:
-        piece = device.current().host_memory((PIECE,), torch.uint8, locked=True)
-    sizes = [len(source) for source, _ in batch]
-    yield list(torch.split(piece[: sum(sizes)], sizes))
-    # Not after an error: a copy may still run.
-    with _changing:
-        _free.append(piece)

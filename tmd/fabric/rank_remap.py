@@ -24,20 +24,28 @@ ASKED = "_tmd_place"
 """Attribute of a mesh: the groups last asked for its coordinates, and the result."""
 
 
-class _Meshes:
-    """Facts about this process's meshes."""
+class Scan:
+    """What is known of the meshes and DTensors of this process."""
 
-    any = False
-    leave_out = False
-    """Whether one has no coordinates for a rank that this process held."""
+    def __init__(self, all_even: Callable[[], bool]) -> None:
+        """``all_even``: looks whether all parts of each DTensor have one shape."""
+        self.meshes = False
+        """Whether there is any."""
+        self.leave_out = False
+        """Whether one has no coordinates for a rank that this process held."""
+        self._all_even = all_even
+        self._even = True
+        self._ran = -1
+        """Operations that had run by the last look. Every step has some, so equality means no
+        newer DTensors."""
 
-
-class _Shards:
-    """Result of the last scan of this process's DTensors."""
-
-    even = True
-    ran = -1
-    """Operations that had run by then. Every step has some, so equality means no newer DTensors."""
+    def parts_differ(self, ran: int) -> bool:
+        """Whether another rank's part of a DTensor may have another shape, or not exist."""
+        if spec_class() is None:
+            return False
+        if not self.leave_out and self._ran != ran:
+            self._even, self._ran = self._all_even(), ran
+        return self.leave_out or not self._even
 
 
 def teach() -> None:
@@ -51,13 +59,14 @@ def teach() -> None:
             setattr(getattr(loaded, kind), attribute, property(ask, _ignore_set))
 
 
-def look_ahead(ran: int) -> None:
+def look_ahead(ran: int, scan: Scan | None = None) -> None:
     """When idle, compute in advance what :func:`turn` would compute while others wait."""
-    if _Meshes.any:
-        _parts_differ(ran)
+    scan = scan or _SCAN
+    if scan.meshes:
+        scan.parts_differ(ran)
 
 
-def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
+def turn(groups: Iterable[Participant], *, moved: bool, ran: int, scan: Scan | None = None) -> None:
     """Make torch see ``groups`` as they are now; ``moved``: the rank has changed, too.
 
     ``ran``: how many operations this process has run. Call it in the main thread while none runs.
@@ -65,20 +74,21 @@ def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
     milliseconds, unless nothing has run since the last scan.
     """
     teach()
+    scan = scan or _SCAN
     known = group_ranks()
     for group in groups:
         if isinstance(group, dist.ProcessGroup) and group in known:
             known[group] = {rank: place for place, rank in enumerate(group.view.ranks)}
-    if moved and _Meshes.any:
+    if moved and scan.meshes:
         forget_compiled()
-        if _parts_differ(ran):
+        if scan.parts_differ(ran):
             # If all parts are alike the caches stay: refilling them takes as long as many steps.
             forget_shards()
 
 
 def _ignore_set(mesh: Any, place: object) -> None:
     """torch sets the value that is now computed; only the existence of the mesh matters."""
-    _Meshes.any = True
+    _SCAN.meshes = True
 
 
 def _place(mesh: Any) -> tuple[int, ...] | None:
@@ -93,7 +103,7 @@ def _place(mesh: Any) -> tuple[int, ...] | None:
         asked = (rank, tuple(found[0]) if found else None)
         setattr(mesh, ASKED, asked)
     place: tuple[int, ...] | None = asked[1]
-    _Meshes.leave_out |= place is None
+    _SCAN.leave_out |= place is None
     return place
 
 
@@ -111,15 +121,6 @@ def _replica_place(info: Any) -> int:
 
 ASKING: tuple[Callable[[Any], Any], ...] = (_rank, _place, _shard_place, _replica_place)
 """How to compute each of :data:`tmd.torch_private.meshes.PLACES` anew."""
-
-
-def _parts_differ(ran: int) -> bool:
-    """Whether another rank's part of a DTensor may have another shape, or not exist."""
-    if spec_class() is None:
-        return False
-    if not _Meshes.leave_out and _Shards.ran != ran:
-        _Shards.even, _Shards.ran = _all_even(), ran
-    return _Meshes.leave_out or not _Shards.even
 
 
 def _all_even() -> bool:
@@ -147,3 +148,6 @@ def _is_even(spec: Any) -> bool:
         cut < len(shape) and isinstance(shape[cut], int) and shape[cut] % into == 0
         for cut, into in parts.items()
     )
+
+
+_SCAN = Scan(_all_even)

@@ -28,6 +28,11 @@ class MemoryStore:
     def __init__(self) -> None:
         self.away = False
         """While true every call raises StoreUnavailable."""
+        self.answers = asyncio.Event()
+        """While it is cleared, calls get no answer and wait for it."""
+        self.answers.set()
+        self.waiting = 0
+        """Calls that wait for an answer now."""
         self.unreplicated = ""
         """Why what is written now may be lost in a failover of Redis; empty if a replica has it."""
         self.clock_epoch = 1_000
@@ -101,8 +106,15 @@ class MemoryClient:
         self._statuses = StatusReader()
 
     async def _reach(self) -> float:
+        store = self._store
         await asyncio.sleep(0)
-        if self._store.away:
+        if not store.answers.is_set():
+            store.waiting += 1
+            try:
+                await store.answers.wait()
+            finally:
+                store.waiting -= 1
+        if store.away:
             raise StoreUnavailable("memory: away")
         return asyncio.get_running_loop().time()
 

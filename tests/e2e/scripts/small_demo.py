@@ -6,9 +6,9 @@ The demo's own model keeps two cores busy for minutes. The waiting gives a stand
 import os
 import sys
 import time
-from unittest.mock import patch
+from typing import Any
 
-from torch import Tensor
+from torch import nn
 
 from tmd.demo import train
 
@@ -16,14 +16,12 @@ PACE_S = 0.2
 SMALL = ("--width", "32", "--depth", "1", "--heads", "2")
 
 
-class Paced(train.GPT):
-    def forward(self, tokens: Tensor) -> Tensor:
-        if "TMD_JOB" in os.environ:
-            time.sleep(PACE_S)
-        return super().forward(tokens)
+def pace(module: nn.Module, _: Any) -> None:
+    if isinstance(module, train.GPT) and "TMD_JOB" in os.environ:
+        time.sleep(PACE_S)
 
 
 if __name__ == "__main__":
     sys.argv += SMALL
-    with patch.object(train, "GPT", Paced):
-        train.main()
+    nn.modules.module.register_module_forward_pre_hook(pace)
+    train.main()

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +28,6 @@ from tmd.fabric.generations.states import GenerationState
 from tmd.fabric.grouping import GroupView
 
 HOST = torch.device("cpu")
-BUILD_S = 120.0
-"""A build that was given up counts as hung after this time. The next one waits for it so long."""
-HURRIED_S = 5.0
-"""Longest wait for such a build after a loss, when the job stands still."""
 BUILT_S = 30.0
 """Longest wait at a switch for inner groups that all other members have built."""
 LOOK_S = 0.1
@@ -39,6 +36,20 @@ HUNG_LIMIT = 2
 """Hung builds after which a worker takes part in no further planned move."""
 
 log = logging.getLogger("tmd.trainer")
+
+
+class GenerationLimits(NamedTuple):
+    """Times after which something counts as hung."""
+
+    build_s: float = 120.0
+    """For a build that was given up. The next one waits for it so long."""
+    hurried_s: float = 5.0
+    """Longest wait for such a build after a loss, when the job stands still."""
+    abort_s: float = ABORT_S
+    settle_s: float = SETTLE_S
+
+
+LIMITS = GenerationLimits()
 
 
 def _warn(hung: tuple[str, ...]) -> None:
@@ -56,8 +67,7 @@ class Generations:
     Args:
         kind: builds the inner groups; ``None``: tmd's own algorithms do all collectives.
         carrier: names what carries collectives, to compare it with that of other workers.
-        build_s, hurried_s: see :data:`BUILD_S` and :data:`HURRIED_S`.
-        abort_s, settle_s, on_hung: see :class:`Aborts`.
+        on_hung: see :class:`Aborts`.
     """
 
     def __init__(
@@ -65,15 +75,12 @@ class Generations:
         kind: InnerKind | None = None,
         *,
         carrier: str = "own",
-        build_s: float = BUILD_S,
-        hurried_s: float = HURRIED_S,
-        abort_s: float = ABORT_S,
-        settle_s: float = SETTLE_S,
+        limits: GenerationLimits = LIMITS,
         on_hung: OnHung = _warn,
     ) -> None:
         self.kind, self.carrier = kind, carrier
-        self.aborts = Aborts(abort_s, settle_s, on_hung)
-        self._build_s, self._hurried_s = build_s, hurried_s
+        self.aborts = Aborts(limits.abort_s, limits.settle_s, on_hung)
+        self._limits = limits
         self._held: Membership | None = None
         """The membership whose generations are used; ``None`` in the sandbox and after a loss."""
         self._live: dict[str, Generation] = {}
@@ -171,7 +178,7 @@ class Generations:
                 for view in views
                 if self._changes(view, membership)
             ]
-            patience_s = self._hurried_s if hurried else self._build_s
+            patience_s = self._limits.hurried_s if hurried else self._limits.build_s
             coming = Preparation(membership, fresh, self.kind, former, patience_s, done)
             self._next, self._refusal = coming, ""
         # Not under the lock: it may call ``done`` at once.

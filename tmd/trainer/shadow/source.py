@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
+from typing import NamedTuple
 
 from msgspec import Struct
 from torch import Tensor
@@ -76,6 +77,16 @@ class SourceStage(Enum):
     OVER = auto()
 
 
+class SourceContext(NamedTuple):
+    """What all sources of a worker use."""
+
+    units: Units
+    window: Window
+    limits: ShadowLimits
+    meter: Meter
+    """Counts the processor time of their threads."""
+
+
 class ShadowSource:
     """One joiner that shadows this rank. Owns the link and two threads until it is over."""
 
@@ -83,18 +94,16 @@ class ShadowSource:
         self,
         link: Link,
         follow: frames.ShadowRequest,
-        units: Units,
-        window: Window,
-        limits: ShadowLimits,
-        meter: Meter,
+        context: SourceContext,
         pace: SourcePace | None = None,
     ) -> None:
+        units, limits = context.units, context.limits
         self._pace = pace or SourcePace()
         self.plan, self.joiner = follow.plan, link.peer
         self._link = link
         self._units = units
-        self._window = window
-        self._meter = meter
+        self._window = context.window
+        self._meter = context.meter
         self._rate = limits.copy_mb_s * 1e6
         self._outbox = Outbox(frames.staging_bound(limits, units))
         self._stage = SourceStage.OPENED

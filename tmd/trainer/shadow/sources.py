@@ -19,7 +19,7 @@ from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import PURPOSE, SHIFT, VOTE, Dropped, Opening, ShadowRequest
 from tmd.trainer.shadow.meter import Meter
-from tmd.trainer.shadow.source import ShadowSource
+from tmd.trainer.shadow.source import ShadowSource, SourceContext
 from tmd.trainer.state.divided import NOT_SHADOWED
 from tmd.trainer.state.units import digest_of_inputs
 from tmd.trainer.state_transfer.context import RankContext
@@ -183,7 +183,8 @@ class ShadowSources:
         if isinstance(answer, Dropped):
             link.close()
             return
-        mirror = ShadowSource(link, follow, self._units, self._window, self._limits, self._beside)
+        context = SourceContext(self._units, self._window, self._limits, self._beside)
+        mirror = ShadowSource(link, follow, context)
         self._sweep(mirror)
 
     def _answer(self) -> Opening | Dropped:

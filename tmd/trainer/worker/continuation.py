@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from tmd.core.planning.directives import Directive, Hold, HoldState, Resume, Sync, Train
 from tmd.core.values.model import Activity
@@ -42,6 +42,15 @@ REST_S = 5.0
 log = logging.getLogger("tmd.trainer")
 
 
+class FinishingParts(NamedTuple):
+    """The parts of a worker that take part in finishing a step."""
+
+    sources: ShadowSources
+    snapshots: Snapshots
+    driver: ShadowDriver
+    recovery: Recovery
+
+
 class Continuation:
     """Owns a thread for each suspended step."""
 
@@ -50,16 +59,13 @@ class Continuation:
         reporter: StatusReporter,
         agent: Agent,
         context: RankContext,
-        sources: ShadowSources,
-        snapshots: Snapshots,
-        driver: ShadowDriver,
-        recovery: Recovery,
+        parts: FinishingParts,
         halt: Callable[[], None],
     ) -> None:
         """``halt`` reports that the step of this rank broke."""
         self._reporter, self._agent, self._context = reporter, agent, context
-        self._sources, self._snapshots = sources, snapshots
-        self._driver, self._recovery, self._halt = driver, recovery, halt
+        self._sources, self._snapshots, self._driver, self._recovery = parts
+        self._halt = halt
         self._fabric = context.fabric
         self._closed = False
         self._thread: threading.Thread | None = None

@@ -13,7 +13,7 @@ from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Obstacle
 from tmd.trainer.worker.agent import Agent
-from tmd.trainer.worker.continuation import Continuation
+from tmd.trainer.worker.continuation import Continuation, FinishingParts
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.pool import Pool
 from tmd.trainer.worker.rank_migration import RankMigration
@@ -107,6 +107,7 @@ def assemble(
     migration = RankMigration(reporter, agent, context, snapshots)
     sources = ShadowSources(context)
     recovery = Recovery(reporter, agent, context, migration, snapshots)
+    finishing = FinishingParts(sources, snapshots, migration.driver, recovery)
     return WorkerParts(
         context,
         snapshots,
@@ -116,7 +117,5 @@ def assemble(
         recovery,
         Leaving(reporter, agent, fabric, migration, sources, snapshots),
         Pool(reporter, agent, context, migration, recovery),
-        Continuation(
-            reporter, agent, context, sources, snapshots, migration.driver, recovery, halt
-        ),
+        Continuation(reporter, agent, context, finishing, halt),
     )
