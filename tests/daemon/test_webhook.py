@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,7 +12,9 @@ from msgspec import structs
 
 from tests.daemon.tasks import running
 from tests.values import alert, plan
+from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.election import Lease
+from tmd.core.values.errors import StoreUnavailable
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.schema import Secret
@@ -70,7 +73,7 @@ class Elected:
 
 
 @asynccontextmanager
-async def telling(receiver, store, elected, **changes):
+async def telling(receiver, store, elected, health=None, **changes):
     config = WebhookConfig(
         cluster="c",
         url=Secret(receiver.url),
@@ -81,7 +84,8 @@ async def telling(receiver, store, elected, **changes):
         first_pause_s=0.001,
         poll_s=0.01,
     )
-    webhook = Webhook(structs.replace(config, **changes), elected, store.client(), StoreHealth())
+    health = health or StoreHealth()
+    webhook = Webhook(structs.replace(config, **changes), elected, store.client(), health)
     async with running(webhook):
         yield webhook
 
@@ -91,9 +95,9 @@ async def begun(store):
     await until(lambda: store.sent_outside is not None, within_s=WITHIN_S, every_s=0.001)
 
 
-async def raise_(store, *numbers):
+async def raise_(store, *numbers, at=1000.0):
     for number in numbers:
-        await store.client().publish_alert(alert(id=f"h1-{number}"))
+        await store.client().publish_alert(alert(id=f"h1-{number}", at=at))
 
 
 def id_of(number):
@@ -171,6 +175,30 @@ async def test_finished_migrations_are_announced_once(receiver, record):
         received.append(await receiver.next())
 
     assert received == [(200, "job/job-1"), (200, "job/job-2")]
+
+
+@pytest.mark.parametrize("has_led", [True, False])
+async def test_what_happened_while_the_store_was_away_is_announced_if_it_comes_back_empty(
+    receiver, has_led
+):
+    """Also by a leader that has announced nothing yet. What the hosts publish again is not."""
+    store, elected, health = MemoryStore(), Elected(has_led), StoreHealth()
+    async with telling(receiver, store, elected, health):
+        if has_led:
+            await begun(store)
+        await raise_(store, 1)
+        received = [await receiver.next()] if has_led else []
+        elected.leading = False
+        await health.failed(StoreLoop.HEARTBEAT, StoreUnavailable("away"))
+        await asyncio.sleep(0.1)
+        store.wipe()
+        await raise_(store, 1, 2)
+        await raise_(store, 3, at=time.time())
+        elected.leading = True
+        received.append(await receiver.next())
+
+    assert received == [(200, id_of(n)) for n in ((1, 3) if has_led else (3,))]
+    assert receiver.received.empty()
 
 
 async def test_an_emptied_store_causes_no_second_announcement(receiver):

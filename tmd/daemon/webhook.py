@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import structlog
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tmd.core.alerts.notices import Announced, Notice, of_alerts, of_migrations, payload
 from tmd.core.alerts.store_health import StoreLoop
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("tmd.webhook")
 
 BATCH = 100
+SKEW_S = 60.0
+"""An outage is taken to begin this much earlier: clocks differ, and the last announcements before
+it may be lost. What is repeated has the same id."""
 MAY_PASS = frozenset({408, 425, 429})
 """Besides 5xx: status codes after which the same request may succeed."""
 
@@ -57,11 +61,15 @@ class Webhook:
         self._store = store
         self._store_health = store_health
         self._announced: Announced | None = None
+        """As this daemon has last read or written it, also before it lost the lease."""
+        self._away_at: float | None = None
+        """When the latest outage of the store began (wall clock)."""
+        self._is_away = False
 
     async def run(self) -> None:
         """Run until cancelled."""
         while not self._candidate.leading:
-            await self.bell.wait(self._config.poll_s)
+            await self._pause()
         # Only the leader needs the client: it costs a daemon memory and start-up time.
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
@@ -77,12 +85,22 @@ class Webhook:
                     more = self._candidate.leading and await self._turn(session)
                 except StoreUnavailable as error:
                     await self._store_health.failed(StoreLoop.WEBHOOK, error)
+                    self._note_outage()
                     continue
                 if not self._candidate.leading:
                     self._store_health.worked(StoreLoop.WEBHOOK)
-                    self._announced = None  # the next leader continues from the store
                 if not more:
-                    await self.bell.wait(config.poll_s)
+                    await self._pause()
+
+    async def _pause(self) -> None:
+        self._note_outage()
+        await self.bell.wait(self._config.poll_s)
+
+    def _note_outage(self) -> None:
+        away = self._store_health.state.down
+        if away and not self._is_away:
+            self._away_at = time.time()
+        self._is_away = away
 
     async def _turn(self, session: ClientSession) -> bool:
         """Announce what is new; return whether there may be more."""
@@ -103,15 +121,27 @@ class Webhook:
         return len(found) == BATCH
 
     async def _known(self) -> Announced:
-        """What was announced. A cluster without announcements skips its past."""
-        announced = await self._store.announced() or self._announced
+        """What was announced. A cluster without announcements skips its past.
+
+        A store that has come back empty knows nothing. What has happened since it was lost is
+        announced then, and what the hosts publish again is not.
+        """
+        announced = await self._store.announced()
         if announced is None:
-            past = of_migrations((await self._store.jobs()).records)
-            shown = [notice.id for notice in past]
-            announced = Announced().plus(past, await self._store.newest_alert(), shown)
-            await self._remember(announced)
+            announced = await self._remember(await self._begun())
         self._announced = announced
         return announced
+
+    async def _begun(self) -> Announced:
+        if self._away_at is not None:
+            since = self._away_at - SKEW_S
+            known = self._announced or Announced()
+            return structs.replace(known, since=max(known.since, since))
+        if self._announced is not None:
+            return self._announced
+        past = of_migrations((await self._store.jobs()).records)
+        shown = [notice.id for notice in past]
+        return Announced().plus(past, await self._store.newest_alert(), shown)
 
     async def _remember(self, announced: Announced) -> Announced:
         self._announced = announced

@@ -6,6 +6,7 @@ Pure: the notifier keeps :class:`Announced` in the store, so the next leader con
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import msgspec
 from msgspec import Struct, structs
@@ -25,6 +26,14 @@ class Notice(Struct, frozen=True):
     alert: Alert | None = None
     migration: MigrationPlan | None = None
 
+    @property
+    def at(self) -> float:
+        """When it happened (wall clock)."""
+        if self.alert is not None:
+            return max(self.alert.at, self.alert.reached_at)
+        timeline = () if self.migration is None else self.migration.timeline
+        return timeline[-1].at if timeline else inf
+
 
 class Announced(Struct, frozen=True):
     """Notices that were sent before."""
@@ -35,6 +44,9 @@ class Announced(Struct, frozen=True):
     """Ids of the latest alert notices: an emptied store may show them again."""
     migrations: tuple[str, ...] = ()
     """Ids of announced migrations that records may still show."""
+    since: float = 0.0
+    """What happened before (wall clock) is the past, and is not announced: hosts publish it again
+    into an emptied store."""
 
     def plus(self, notices: Iterable[Notice], cursor: str, shown: Iterable[str] = ()) -> Announced:
         """Add ``notices`` and alerts up to ``cursor``; ``shown`` are the ids of the migrations in
@@ -51,11 +63,12 @@ class Announced(Struct, frozen=True):
             cursor=cursor,
             alerts=tuple(alerts)[-REMEMBERED:],
             migrations=tuple(migrations),
+            since=self.since,
         )
 
     def unannounced(self, notices: Sequence[Notice]) -> list[Notice]:
         known = {*self.alerts, *self.migrations}
-        return [notice for notice in notices if notice.id not in known]
+        return [each for each in notices if each.id not in known and each.at >= self.since]
 
 
 def of_alerts(alerts: Iterable[Alert]) -> list[Notice]:
