@@ -11,7 +11,7 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, with_store
 from tmd.cli.output import say, say_json
-from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.errors import StoreUnavailable, TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -34,11 +34,18 @@ def events(
     """Print the alerts of the cluster, oldest first."""
 
     async def show(store: RedisStore, _: Settings) -> None:
+        count = 0
         async for alert in _following(store) if follow else _present(store):
+            count += 1
             if as_json:
                 say_json(alert)
             else:
                 say(_line(alert))
+        if not count and "Alert" in store.forged_kinds:
+            raise TmdError(
+                "the secret of this host verifies no alert in Redis: compare [cluster] secret_file "
+                "with that of the other hosts"
+            )
 
     with_store(config, show)
 

@@ -7,6 +7,7 @@ act. ``tests/test_architecture.py`` checks that no verb prints in another way.
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+WIDE = 10_000
 
 
 def say(line: str = "", *, err: bool = False) -> None:
@@ -56,10 +59,12 @@ def cell(text: str, style: str = "") -> Text:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str = "") -> Table:
     """A table whose title and cells are plain text."""
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
 
     shown = cell(title, "bold") if title else None
-    made = Table(*head, title=shown, title_justify="left", box=box.SIMPLE_HEAD)
+    # Nothing is cut: names and codes are looked up and copied.
+    columns = [Column(name, overflow="fold") for name in head]
+    made = Table(*columns, title=shown, title_justify="left", box=box.SIMPLE_HEAD)
     for row in rows:
         add(made, *row)
     return made
@@ -88,8 +93,11 @@ def console(*, markup: bool = False, stderr: bool = False) -> Console:
 
 
 def draw(renderable: RenderableType) -> None:
-    """Print one or several tables."""
-    console().print(renderable)
+    """Print one or several tables: into a file or a pipe each row in one line."""
+    plain = console()
+    if not plain.is_terminal and not os.environ.get("COLUMNS"):
+        plain.width = WIDE
+    plain.print(renderable)
 
 
 def _encoded(value: Any) -> bytes:
