@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from tests import values
-from tests.values import member, worker
+from tests.values import alert, member, worker
 from tmd import __version__, embedded
 from tmd.cli.status import verdicts_of
 from tmd.config import DEFAULT_FILE, load
@@ -327,6 +327,54 @@ def test_a_dry_run_says_what_a_drain_would_do_and_does_nothing(config, store, sp
 
 def test_a_dry_run_says_what_a_drain_would_wait_for(config, well):
     assert "waits for 1 standby" in tmd("drain", "h2", "--dry-run", "-c", config).stdout
+
+
+def test_a_table_in_a_pipe_has_whole_names(config):
+    """Programs look for them; a terminal folds them."""
+    piped = tmd("plugins", "-c", config, env={"COLUMNS": ""})
+    narrow = tmd("plugins", "-c", config, env={"COLUMNS": "60"})
+
+    assert "rebalance_stragglers" in piped.stdout
+    assert "tmd_policies.rebalance_stragglers:RebalanceStragglers" in piped.stdout
+    assert "…" not in piped.stdout + narrow.stdout
+
+
+def test_alerts_that_the_secret_does_not_verify_are_no_empty_list(config, store, tmp_path):
+    store(lambda s: s.publish_alert(alert(id="h1-1")))
+    secret = {"TMD_CLUSTER__SECRET": "another-secret-of-16"}
+    done = tmd("events", "-c", config, env=secret)
+
+    assert done.returncode == 1
+    assert "compare [cluster] secret_file" in done.stderr
+
+
+WORDS = """
+from tmd.plugin import Policy
+
+class Words(Policy):
+    name = "words"
+
+    def decide(self, view):
+        return ["drain it"]
+"""
+
+
+def test_a_policy_that_fails_is_explained(config, tmp_path):
+    """Whoever writes one looks here first."""
+    (tmp_path / "words.py").write_text(WORDS)
+    (tmp_path / "words-1.dist-info").mkdir()
+    (tmp_path / "words-1.dist-info" / "METADATA").write_text("Name: words\nVersion: 1\n")
+    points = "[tmd.policies]\nwords = words:Words\n"
+    (tmp_path / "words-1.dist-info" / "entry_points.txt").write_text(points)
+    recorded = tmp_path / "view.json"
+    recorded.write_text("{}")
+    env = {"PYTHONPATH": str(tmp_path), "TMD_POLICIES__ENABLED": '["words", "replace_failed"]'}
+    done = tmd("policy", "explain", "--view", recorded, "-c", config, env=env)
+
+    assert done.returncode == 1, done.stderr
+    assert "policy words failed, its verdicts are ignored" in done.stdout
+    assert "'drain it'" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_a_recorded_view_is_explained(config, store, spare, tmp_path):

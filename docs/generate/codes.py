@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("detectors", "tmd/core/alerts", "tmd/core/planning/readiness.py", "tmd/daemon")
-FAMILIES = "breaker|detector|exec|host|job|nic|nvml|standby|store|straggler|trainer|xid"
+FAMILIES = "breaker|detector|exec|host|job|nic|nvml|policy|standby|store|straggler|trainer|xid"
 CODE = re.compile(rf"(?:{FAMILIES})\.[a-z_]+")
 NO_CODES = {"host.silent", "xid.csv", "xid.json"}
 """Texts of that form which name a cause of a plan, a file or nothing that is raised."""

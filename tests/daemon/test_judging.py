@@ -68,10 +68,28 @@ class Senseless(Policy):
 
 
 def test_no_verdict_of_a_failing_policy_is_carried_out():
-    view = cluster(ailing(), breaker=OPEN)
-    found = rulings([HalfBroken(), Senseless(), DrainDegraded()], view, RULES)
+    failed = []
+    found = rulings(
+        [HalfBroken(), Senseless(), DrainDegraded()],
+        cluster(ailing()),
+        RULES,
+        lambda policy, error: failed.append((policy.name, type(error))),
+    )
 
     assert [ruling.verdict.policy for ruling in found] == ["drain_degraded"]
+    assert failed == [("reckless", RuntimeError), ("senseless", TypeError)]
+
+
+def test_text_of_a_verdict_that_is_no_unicode_is_escaped():
+    """It could not be stored with the record."""
+
+    class Garbled(Reckless):
+        def decide(self, view):
+            return [structs.replace(v, reason="\udcff") for v in super().decide(view)]
+
+    (ruling,) = rulings([Garbled()], cluster(ailing()), RULES)
+
+    assert ruling.verdict.reason.encode() == b"\\udcff"
 
 
 def test_no_policy_sees_findings_with_strategy_observe():

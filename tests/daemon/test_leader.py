@@ -78,6 +78,11 @@ class Scene:
         self.alerts = {}
         self.reads = {}
 
+    @property
+    def gaps(self):
+        """Reports that a job is not protected."""
+        return [s for s in self.reported if s.code == "job.no_fit_standby"]
+
     async def report(self, host, **changes):
         self.workers[host] = structs.replace(self.workers[host], **changes)
         await self.put(host)
@@ -303,6 +308,31 @@ async def test_verdicts_for_other_jobs_are_left_out(tmp_path):
     assert (await scene.record).plan is None
 
 
+async def test_a_policy_that_fails_is_reported_until_it_decides_again(tmp_path, caplog):
+    """It returns words instead of verdicts. The others decide, and it is logged once."""
+
+    class Words(Policy):
+        name = "words"
+        wrong = True
+
+        def decide(self, view: ClusterView):
+            return ["drain it"] if self.wrong else []
+
+    words = Words()
+    scene = Scene(tmp_path, words, ReplaceFailed())
+    await scene.start()
+    await scene.leader.turn()
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    words.wrong = False
+    await scene.leader.turn()
+    told = [(s.code, s.entity, s.state) for s in scene.reported if s.code == "policy.failed"]
+
+    assert (await scene.record).plan is not None
+    assert told == [("policy.failed", "policy:words", s) for s in (State.RAISED, State.CLEARED)]
+    assert "'drain it'" in next(s.message for s in scene.reported if s.code == "policy.failed")
+
+
 async def test_an_outage_only_delays(scene):
     scene.data.fall_away()
     async with running(scene.leader):
@@ -418,15 +448,15 @@ async def test_an_unprotected_job_is_reported_once_per_reason(scene):
     await scene.end("h3", 1)
     await scene.leader.turn()
 
-    assert [(s.code, s.entity, s.state) for s in scene.reported] == [
+    assert [(s.code, s.entity, s.state) for s in scene.gaps] == [
         ("job.no_fit_standby", "job:job", State.RAISED),
         ("job.no_fit_standby", "job:job", State.CLEARED),
         ("job.no_fit_standby", "job:job", State.RAISED),
     ]
-    assert scene.reported[0].message == (
+    assert scene.gaps[0].message == (
         "no standby could take ranks 0-1: not h3/job/0.a: it failed its rehearsal: other bits"
     )
-    assert "the job has no other standby" in scene.reported[2].message
+    assert "the job has no other standby" in scene.gaps[2].message
 
 
 async def test_a_former_leader_clears_its_findings(scene):
@@ -434,9 +464,9 @@ async def test_a_former_leader_clears_its_findings(scene):
     await scene.leader.turn()
     scene.candidate.lease = Lease(epoch=EPOCH)
     async with running(scene.leader):
-        await until(lambda: len(scene.reported) == 2)
+        await until(lambda: len(scene.gaps) == 2)
 
-    assert [s.state for s in scene.reported] == [State.RAISED, State.CLEARED]
+    assert [s.state for s in scene.gaps] == [State.RAISED, State.CLEARED]
 
 
 async def test_a_live_plan_changes_no_report_of_a_gap(scene):
@@ -445,7 +475,7 @@ async def test_a_live_plan_changes_no_report_of_a_gap(scene):
     await scene.leader.turn()
 
     assert (await scene.record).plan is not None
-    assert scene.reported == []
+    assert scene.gaps == []
 
 
 # --- other versions -------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins import broken_policies
 from tmd.daemon.plugins import installed
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
     Detector,
     DetectorConfig,
-    Policy,
     Severity,
     Signal,
 )
@@ -68,6 +68,11 @@ class NoReason(Sound):
         return ""
 
 
+class NoReasonWith(Sound):
+    def supported_with(self, config):
+        return True
+
+
 class Slow(Sound):
     def supported(self):
         time.sleep(0.05)
@@ -92,6 +97,26 @@ class NoSignal(Sound):
 class NoDot(Sound):
     async def watch(self, ctx):
         yield Signal("ab", "host", Severity.INFO)
+
+
+class EmptyCode(Sound):
+    async def watch(self, ctx):
+        yield Signal(".", "host", Severity.INFO)
+
+
+class NoEntity(Sound):
+    async def watch(self, ctx):
+        yield Signal("a.b", " ", Severity.INFO)
+
+
+class NoText(Sound):
+    async def watch(self, ctx):
+        yield Signal("a.b", "host", Severity.INFO, message=5)  # type: ignore[arg-type]
+
+
+class NoSeverity(Sound):
+    async def watch(self, ctx):
+        yield Signal("a.b", "host", "warning")  # type: ignore[arg-type]
 
 
 class Late(Sound):
@@ -129,32 +154,27 @@ class Floods(Sound):
             yield Signal("a.b", "host", Severity.INFO)
 
 
-class Deaf(Sound):
-    def __init__(self):
-        self.open = True
-
+class Blocks(Sound):
     async def watch(self, ctx):
-        while self.open:
+        while True:
+            time.sleep(0.7)  # noqa: ASYNC251 - it is wrong on purpose
+            yield Signal("a.b", "host", Severity.INFO)
+            await ctx.sleep(60)
+
+
+class Deaf(Sound):
+    async def watch(self, ctx):
+        while True:
             with suppress(asyncio.CancelledError):
                 await ctx.sleep(0.01)
         yield
 
 
 class Litters(Sound):
-    def __init__(self):
-        self.tasks = []
-
     async def watch(self, ctx):
-        self.tasks.append(asyncio.create_task(asyncio.sleep(1000)))
+        self.task = asyncio.create_task(asyncio.sleep(1000))
         async for signal in super().watch(ctx):
             yield signal
-
-
-class Greedy(Policy):
-    name = "greedy"
-
-    def decide(self, view):
-        return ["everything"]
 
 
 async def test_a_correct_detector_passes_the_kit():
@@ -171,7 +191,9 @@ def test_the_kit_finds_a_broken_config(broken, reason):
         kit.check_config(broken())
 
 
-@pytest.mark.parametrize(("broken", "reason"), [(NoReason, "no reason"), (Slow, "took")])
+@pytest.mark.parametrize(
+    ("broken", "reason"), [(NoReason, "no reason"), (NoReasonWith, "no reason"), (Slow, "took")]
+)
 def test_the_kit_finds_a_broken_supported(broken, reason):
     with pytest.raises(BrokenContract, match=reason):
         kit.check_supported(broken(), within_s=0.01)
@@ -184,6 +206,11 @@ def test_the_kit_finds_a_broken_supported(broken, reason):
         (NoGenerator, "not an 'async def'"),
         (NoSignal, "no Signal"),
         (NoDot, "dotted code"),
+        (EmptyCode, "dotted code"),
+        (NoEntity, "name an entity"),
+        (NoText, "Expected `str`, got `int`"),
+        (NoSeverity, r"write Severity\.X"),
+        (Blocks, "blocks the event loop for"),
         (EndsLate, "ends"),
         (NoSignalLate, "no Signal"),
         (Stubborn, "cannot be closed"),
@@ -193,14 +220,8 @@ def test_the_kit_finds_a_broken_supported(broken, reason):
     ],
 )
 async def test_the_kit_finds_a_broken_watch(broken, reason):
-    detector = broken()
-    try:
-        with pytest.raises(BrokenContract, match=reason):
-            await kit.check_watch(detector, close_s=0.1)
-    finally:
-        detector.open = False  # lets Deaf end
-        for task in getattr(detector, "tasks", ()):
-            task.cancel()
+    with pytest.raises(BrokenContract, match=reason):
+        await kit.check_watch(broken(), close_s=0.1)
 
 
 async def test_the_kit_finds_a_plug_in_that_cannot_be_loaded():
@@ -217,9 +238,28 @@ def test_the_kit_finds_a_plug_in_that_imports_torch(tmp_path, monkeypatch):
         kit.check_import(EntryPoint("heavy", "heavy:X", DETECTOR_GROUP))
 
 
-def test_the_kit_finds_a_policy_with_a_verdict_on_an_empty_view():
-    with pytest.raises(BrokenContract, match="empty cluster"):
-        check_policy(EntryPoint("greedy", f"{__name__}:Greedy", POLICY_GROUP))
+def test_the_kit_finds_a_plug_in_that_imports_more_of_tmd():
+    with pytest.raises(BrokenContract, match=r"imports tmd\.\w+: a plug-in imports tmd.plugin"):
+        kit.check_import(EntryPoint("sound", f"{__name__}:Sound", DETECTOR_GROUP))
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (broken_policies.Greedy, "empty cluster"),
+        (broken_policies.Words, "words: .* which is no Verdict"),
+        (broken_policies.Nothing, "nothing: .* returned None, which is no list of Verdict"),
+        (broken_policies.Later, "later: .* async"),
+        (broken_policies.Misfit, "misfit: .* Expected `str`, got `int`"),
+        (broken_policies.Fickle, "otherwise when it is asked again"),
+        (broken_policies.Astray, "h3/job/0.a.* holds no rank"),
+        (broken_policies.Loose, "accepts any key"),
+    ],
+)
+def test_the_kit_finds_a_broken_policy(policy, reason):
+    point = EntryPoint(policy.name, f"{policy.__module__}:{policy.__name__}", POLICY_GROUP)
+    with pytest.raises(BrokenContract, match=reason):
+        check_policy(point)
 
 
 # --- a third-party distribution -------------------------------------------------------------------

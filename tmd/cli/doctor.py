@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tmd.cli.common import ConfigOption, JsonOption, log_to_stderr
 from tmd.cli.output import print_json, say
-from tmd.core.values.errors import ConfigError, StoreUnavailable
+from tmd.core.values.errors import ConfigError, PluginError, StoreUnavailable
 from tmd.core.values.reasons import in_words
 
 if TYPE_CHECKING:
@@ -227,7 +227,11 @@ def _detectors(settings: Settings) -> Iterator[Point]:
     from tmd.daemon.plugins import load_detectors
 
     for found in load_detectors(settings):
-        why_not = found.why_not()
-        sources = "" if why_not else found.sources()
+        try:
+            why_not = found.why_not()
+            sources = "" if why_not else found.sources()
+        except PluginError as error:
+            yield Point(f"detector {found.origin.name}", False, False, in_words(error))
+            continue
         text = why_not or f"works here ({found.strategy.value}){sources and ': '}{sources}"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

@@ -34,7 +34,7 @@ def explain(
 ) -> None:
     """Print every verdict on the current or a recorded view, and what would be done.
 
-    Nothing is written.
+    Nothing is written. Exit status 1 if a policy fails.
     """
     from tmd.config import load
 
@@ -67,9 +67,11 @@ def _print(view: ClusterView, settings: Settings, as_json: bool) -> None:
     found = outlook(view, settings)
     if as_json:
         print_json(found)
-        return
-    for line in lines(found):
-        say(line)
+    else:
+        for line in lines(found):
+            say(line)
+    if found["failed"]:
+        raise typer.Exit(1)
 
 
 def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:
@@ -79,11 +81,18 @@ def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:
     from tmd.daemon.policy_runner import foreseen, rulings, withheld
 
     rules = settings.breaker.rules()
-    found = rulings(load_policies(settings), view, rules)
+    failed: dict[str, str] = {}
+    found = rulings(
+        load_policies(settings),
+        view,
+        rules,
+        lambda policy, error: failed.update({policy.name: in_words(error)}),
+    )
     jobs = foreseen(found, view, settings.limits.limits(), now=time.time())
     return {
         "breaker": view.breaker.reason if view.breaker.open else "",
         "would_open": tripped(view, rules) or "",
+        "failed": failed,
         "rulings": found,
         "withheld": [{"alert": alert, "why": why} for alert, why in withheld(view, rules)],
         "jobs": jobs,
@@ -96,6 +105,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"the circuit breaker is open: {found['breaker']}"
     if found["would_open"]:
         yield f"the circuit breaker would be opened: {found['would_open']}"
+    for name, why in found["failed"].items():
+        yield f"policy {name} failed, its verdicts are ignored: {why}"
     if not found["rulings"]:
         yield "no policy requests anything"
     for ruling in found["rulings"]:

@@ -34,12 +34,13 @@ from tmd.core.planning.record_versions import (
 from tmd.core.planning.status_reads import next_reads
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
+from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import ENDED
 from tmd.daemon.bus import Store, Topic, Wake
 from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.deciding import Decider, log_decision
-from tmd.daemon.job_findings import JobFindings, RaiseFinding
+from tmd.daemon.held_findings import HeldFindings, RaiseFinding
 from tmd.daemon.policy_runner import open_breaker_if_tripped, rulings
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
@@ -61,6 +62,8 @@ OVER = {
     NO_FIT_STANDBY: "each rank has a fit standby, or the job no longer trains",
     SHRUNK: "each rank has a worker of its own, or the job no longer trains",
 }
+POLICY_FAILED = "policy.failed"
+DECIDES = {POLICY_FAILED: "the policy decides again, or is no longer enabled"}
 
 
 class Leader:
@@ -87,7 +90,10 @@ class Leader:
         self._store_health = store_health
         self._decider = Decider(config.limits, config.shadow_goals)
         self._heard: dict[str, LastHeard] = {}
-        self._findings = JobFindings(report, OVER)
+        self._findings = HeldFindings(report, OVER)
+        self._policy_findings = HeldFindings(report, DECIDES, kind="policy")
+        self._failing: dict[tuple[str, str], str] = {}
+        """Findings about policies that have failed in this turn."""
         self._report = report
         self._unreplicated = ""
         self._outrun = False
@@ -119,7 +125,8 @@ class Leader:
             self.counter.keep(self._candidate.records.under_way, now)
             if not self._candidate.leading:
                 self._decider.lose_sight()
-                self._findings.hold({}, "this host no longer leads")
+                for findings in (self._findings, self._policy_findings):
+                    findings.hold({}, "this host no longer leads")
                 self._follow()
             else:
                 try:
@@ -153,8 +160,10 @@ class Leader:
         self._decider.keep(names)
         mine = sorted(names.difference(view.unread_jobs))
         self.counter.follow(mine)
+        self._failing = {}
         after = await self._decide(view, mine)
         self._findings.hold(self._unprotected(view, after))
+        self._policy_findings.hold(self._failing)
         await self._tidy(after)
         # After the decisions, since it may take a moment.
         await self._store.look_for_replica()
@@ -283,7 +292,15 @@ class Leader:
     def _verdicts(self, view: ClusterView) -> ByJob:
         """What the policies want of each job, as far as it may be done."""
         found: dict[str, list[Verdict]] = {}
-        for ruling in rulings(self._policies, view, self._config.breaker):
+        for ruling in rulings(self._policies, view, self._config.breaker, self._failed):
             if not ruling.held_back:
                 found.setdefault(ruling.verdict.job, []).append(ruling.verdict)
         return found
+
+    def _failed(self, policy: Policy, error: Exception) -> None:
+        """Logged once, until it decides again: the policies are asked in every turn."""
+        finding = (POLICY_FAILED, policy.name)
+        known = self._failing.get(finding) or self._policy_findings.raised.get(finding)
+        if known is None:
+            log.error("policy failed", policy=policy.name, exc_info=error)
+        self._failing[finding] = known or f"its verdicts are ignored: {in_words(error)}"

@@ -51,12 +51,33 @@ class LoadedDetector(Struct, frozen=True):
     """When its findings count, and how recurring ones are treated."""
 
     def why_not(self) -> str | None:
-        """Why it cannot run on this host with its configuration, or ``None`` if it can."""
-        return self.detector.supported_with(self.config)
+        """Why it cannot run on this host with its configuration, or ``None`` if it can.
+
+        Raises:
+            PluginError: it does not say so.
+        """
+        try:
+            reason: object = self.detector.supported_with(self.config)
+        except Exception as error:  # foreign code may raise anything
+            raise PluginError(
+                f"{self.origin}: supported_with() fails: {in_words(error)}"
+            ) from error
+        if reason is None or isinstance(reason, str):
+            return reason
+        raise PluginError(
+            f"{self.origin}: supported_with() gives {reason!r}, no reason and no None"
+        )
 
     def sources(self) -> str:
-        """The sources it uses on this host, for people."""
-        return self.detector.sources_with(self.config)
+        """The sources it uses on this host, for people.
+
+        Raises:
+            PluginError: it does not say so.
+        """
+        try:
+            return str(self.detector.sources_with(self.config))
+        except Exception as error:  # foreign code may raise anything
+            raise PluginError(f"{self.origin}: sources_with() fails: {in_words(error)}") from error
 
 
 def installed(group: str) -> list[EntryPoint]:

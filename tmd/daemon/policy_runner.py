@@ -6,11 +6,12 @@ fails is skipped.
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import Struct, ValidationError, convert, structs, to_builtins
 
 from tmd.core.alerts.breaker import BreakerRules, ahead, held_back, tripped
 from tmd.core.alerts.correlated_faults import contained
@@ -28,11 +29,15 @@ from tmd.core.values.model import (
     Strategy,
     Verdict,
 )
+from tmd.core.values.printable import valid_text
+from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import left_alone
 from tmd.daemon.bus import Store
 from tmd.plugin import Policy
 
 log = structlog.get_logger("tmd.leader")
+
+OnFailure = Callable[[Policy, Exception], None]
 
 OPEN = "breaker.open"
 CLOCK_SKEW_S = 300.0
@@ -47,17 +52,58 @@ class Ruling(Struct, frozen=True):
     """Why it is not carried out; empty if it goes to planning."""
 
 
-def rulings(policies: Sequence[Policy], view: ClusterView, rules: BreakerRules) -> list[Ruling]:
-    """The verdicts of all ``policies``, in their order."""
+def _log_failure(policy: Policy, error: Exception) -> None:
+    log.error("policy failed, its verdicts are ignored", policy=policy.name, exc_info=error)
+
+
+def rulings(
+    policies: Sequence[Policy],
+    view: ClusterView,
+    rules: BreakerRules,
+    failed: OnFailure = _log_failure,
+) -> list[Ruling]:
+    """The verdicts of all ``policies``, in their order.
+
+    ``failed`` is called for each policy that fails: a third-party policy must not stop the others
+    from deciding. All verdicts of that policy are ignored.
+    """
     shown = contained(view, rules)
     found: list[Ruling] = []
     for policy in policies:
         try:
-            found += [Ruling(v, held_back(view, v)) for v in policy.decide(shown)]
-        except Exception:
-            # A third-party policy must not stop the others from deciding.
-            log.exception("policy failed, its verdicts are ignored", policy=policy.name)
+            found += [Ruling(v, held_back(view, v)) for v in verdicts_of(policy, shown)]
+        except Exception as error:
+            failed(policy, error)
     return found
+
+
+def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
+    """What ``policy`` demands of ``view``.
+
+    Raises:
+        TypeError: it did not return verdicts, or one has a value of another type than its field.
+        Exception: what ``decide`` raises.
+    """
+    answer: object = policy.decide(view)
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("decide() is async: it must return verdicts at once")
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes):
+        raise TypeError(f"decide() returned {answer!r}, which is no list of Verdict")
+    return [_checked(each) for each in answer]
+
+
+def _checked(answer: object) -> Verdict:
+    if not isinstance(answer, Verdict):
+        raise TypeError(f"decide() returned {answer!r} among its verdicts, which is no Verdict")
+    try:
+        verdict = convert(to_builtins(answer), Verdict)
+    except (ValidationError, TypeError) as error:
+        raise TypeError(f"decide() returned {answer!r}: {in_words(error)}") from None
+    # Stored with its record, text that is no Unicode could not be encoded.
+    return structs.replace(
+        verdict, cause=valid_text(verdict.cause), reason=valid_text(verdict.reason)
+    )
 
 
 class Outlook(Struct, frozen=True):

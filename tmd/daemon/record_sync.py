@@ -27,7 +27,7 @@ from tmd.core.values.model import JobRecord
 from tmd.core.values.view_checks import ENDED, too_new
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Store
-from tmd.daemon.job_findings import JobFindings, RaiseFinding
+from tmd.daemon.held_findings import HeldFindings, RaiseFinding
 from tmd.daemon.job_records import StoredJobs
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -70,7 +70,7 @@ class RecordSync:
         self._store_health = store_health
         self._poll_s = poll_s
         self._leads = leads
-        self._findings = JobFindings(report, CLEARED_BECAUSE)
+        self._findings = HeldFindings(report, CLEARED_BECAUSE)
         self._refused: dict[str, int] = {}
         """Lease epoch of the refused record that was logged last, by job."""
         self._next_full_read = -math.inf

@@ -10,38 +10,44 @@ that is installed, built-in or not::
 
 from __future__ import annotations
 
-import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from tmd.config import Plugins
+from tmd.core.alerts.quota import fitted
 from tmd.core.values.errors import PluginError
 from tmd.core.values.reasons import in_words
 from tmd.daemon.plugins import load
-from tmd.plugin import ClusterView, Detector, DetectorConfig, Policy, Signal
-from tmd.testing.context import FakeContext
+from tmd.daemon.policy_runner import verdicts_of
+from tmd.plugin import (
+    ClusterView,
+    Detector,
+    DetectorConfig,
+    Policy,
+    PolicyConfig,
+    Severity,
+    Signal,
+    State,
+    Verdict,
+)
+from tmd.testing.cluster import failing_job
+from tmd.testing.watching import BrokenContract as BrokenContract
+from tmd.testing.watching import HurriedContext, watched
 
 QUICK_S = 2.0
 """Limit for ``supported()``, which is called at start, on the event loop."""
-FIRST_S = 0.5
-"""Time for a detector to yield signals before it is closed."""
 CLOSE_S = 10.0
-MOST_SIGNALS = 10_000
-SLEEPS = 3
-"""So many sleeps of a detector are over at once."""
-
-
-class BrokenContract(AssertionError):
-    """A plug-in violates the contract of :mod:`tmd.plugin`."""
+CODE = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
 async def check_detector(point: EntryPoint) -> None:
@@ -54,59 +60,86 @@ async def check_detector(point: EntryPoint) -> None:
     check_config(detector)
     check_supported(detector)
     check_import(point)
-    if detector.supported() is None:
+    if detector.supported_with(detector.Config()) is None:
         await check_watch(detector)
 
 
 def check_policy(point: EntryPoint) -> None:
-    """Check a policy: it loads, and demands nothing of an empty cluster.
+    """Check a policy: it loads and is configured, and demands nothing of an empty cluster. Of a job
+    with faults it demands verdicts about ranks of that job, and the same when it is asked again.
 
     Raises:
         BrokenContract: the first violation.
     """
     policy = cast(Policy, _loaded(point, Policy))
+    check_config(policy)
     check_import(point)
-    if list(policy.decide(ClusterView())):
+    if _verdicts(policy, ClusterView()):
         raise BrokenContract(f"{point.name} demands something of an empty cluster")
+    view = failing_job()
+    first, again = (_verdicts(policy, view) for _ in range(2))
+    if first != again:
+        raise BrokenContract(f"{point.name} decides otherwise when it is asked again")
+    known = {(job.job, m.worker) for job in view.jobs for m in job.membership.members}
+    for verdict in first:
+        if (verdict.job, verdict.worker) not in known:
+            raise BrokenContract(
+                f"{point.name} demands something of {verdict.worker!r} of the job "
+                f"{verdict.job!r}, which holds no rank"
+            )
 
 
-def check_config(detector: Detector) -> None:
-    """Every key of ``Config`` has a default, and unknown keys are refused."""
+def _verdicts(policy: Policy, view: ClusterView) -> list[Verdict]:
     try:
-        config = detector.Config()
+        return verdicts_of(policy, view)
     except TypeError as error:
-        raise BrokenContract(
-            f"a key of {detector.name} has no default: {in_words(error)}"
-        ) from error
-    if not isinstance(config, DetectorConfig):
-        raise BrokenContract(f"the Config of {detector.name} does not derive from DetectorConfig")
+        raise BrokenContract(f"{policy.name}: {in_words(error)}") from error
+
+
+def check_config(plugin: Detector | Policy) -> None:
+    """Every key of ``Config`` has a default, and unknown keys are refused."""
+    base = DetectorConfig if isinstance(plugin, Detector) else PolicyConfig
     try:
-        msgspec.convert({"no-such-key": 1}, detector.Config)
+        config: object = plugin.Config()
+    except TypeError as error:
+        raise BrokenContract(f"a key of {plugin.name} has no default: {in_words(error)}") from error
+    if not isinstance(config, base):
+        raise BrokenContract(f"the Config of {plugin.name} does not derive from {base.__name__}")
+    try:
+        msgspec.convert({"no-such-key": 1}, plugin.Config)
     except msgspec.ValidationError:
         return
     raise BrokenContract(
-        f"{detector.name} accepts any key, so that a misspelt one goes unnoticed: "
+        f"{plugin.name} accepts any key, so that a misspelt one goes unnoticed: "
         "derive its Config with forbid_unknown_fields=True"
     )
 
 
 def check_supported(detector: Detector, within_s: float = QUICK_S) -> None:
-    """``supported()`` gives a reason or ``None``, and soon."""
-    started = time.monotonic()
-    reason = detector.supported()
-    took = time.monotonic() - started
-    if reason is not None and (not isinstance(reason, str) or not reason.strip()):
-        raise BrokenContract(f"supported() of {detector.name} gives {reason!r}, no reason")
-    if took > within_s:
-        raise BrokenContract(f"supported() of {detector.name} took {took:.1f} s")
+    """``supported()`` and ``supported_with()`` give a reason or ``None``, and soon."""
+    config = detector.Config()
+    for name, ask in (
+        ("supported()", detector.supported),
+        ("supported_with()", partial(detector.supported_with, config)),
+    ):
+        started = time.monotonic()
+        reason: object = ask()
+        took = time.monotonic() - started
+        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+            raise BrokenContract(f"{name} of {detector.name} gives {reason!r}, no reason")
+        if took > within_s:
+            raise BrokenContract(f"{name} of {detector.name} took {took:.1f} s")
 
 
 def check_import(point: EntryPoint) -> None:
-    """Importing the plug-in does not bring torch, redis or an IO framework into the daemon."""
+    """Importing the plug-in brings neither torch nor redis into the daemon, and of tmd only
+    :mod:`tmd.plugin`."""
     code = (
-        "import sys; from importlib.metadata import EntryPoint\n"
+        "import sys, tmd.plugin; from importlib.metadata import EntryPoint\n"
+        "before = set(sys.modules)\n"
         "EntryPoint(*sys.argv[1:]).load()\n"
-        "print(*{'torch', 'redis'} & set(sys.modules))"
+        "new = [name for name in sys.modules if name not in before]\n"
+        "print(*(n for n in new if n in ('torch', 'redis') or n.partition('.')[0] == 'tmd'))"
     )
     command = [sys.executable, "-P", "-c", code, point.name, point.value, point.group]
     # From this process's import path, not from its working directory.
@@ -122,80 +155,38 @@ def check_import(point: EntryPoint) -> None:
     )
     if done.returncode != 0:
         raise BrokenContract(f"{point.name} cannot be imported alone: {done.stderr}")
-    if done.stdout.strip():
-        raise BrokenContract(f"{point.name} imports {done.stdout.strip()}")
+    if found := done.stdout.split():
+        raise BrokenContract(
+            f"{point.name} imports {found[0]}: a plug-in imports tmd.plugin, and neither torch, "
+            "redis nor anything else of tmd"
+        )
 
 
 async def check_watch(
     detector: Detector, config: DetectorConfig | None = None, close_s: float = CLOSE_S
 ) -> None:
-    """``watch()`` can be started and closed in time; it goes on, yields signals only, and leaves no
-    task. Its first sleeps are over at once, so that it shows more than its first look."""
+    """``watch()`` can be started and closed in time; it goes on, does not block, yields signals
+    only, and leaves no task. Its first sleeps are over at once, so that it shows more than its
+    first look. It runs in a thread with an event loop of its own."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = config if config is not None else detector.Config()
-        await _watched(detector, _Hurried(chosen, state_dir=Path(folder)), close_s)
-
-
-class _Hurried(FakeContext):
-    """Its first sleeps are over at once."""
-
-    left = SLEEPS
-
-    async def sleep(self, seconds: float) -> None:
-        if self.left == 0:
-            return await super().sleep(seconds)
-        self.left -= 1
-        await asyncio.sleep(0)
-
-
-async def _watched(detector: Detector, context: FakeContext, close_s: float) -> None:
-    before = asyncio.all_tasks()
-    signals = cast("AsyncGenerator[Signal, None]", detector.watch(context))
-    if not hasattr(signals, "aclose"):
-        raise BrokenContract(f"watch() of {detector.name} is not an 'async def' with 'yield'")
-    watching = asyncio.create_task(_checked(detector, signals))
-    idle = asyncio.create_task(context.idle.wait())
-    try:
-        await asyncio.wait({watching, idle}, timeout=FIRST_S, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (idle, watching):
-            task.cancel()
-            await _over(detector, task, close_s)
-        await _over(detector, asyncio.create_task(_close(signals)), close_s)
-    if not watching.cancelled() and (error := watching.exception()) is not None:
-        raise error
-    left = asyncio.all_tasks() - before
-    if left:
-        raise BrokenContract(f"{detector.name} leaves tasks behind: {left}")
-
-
-async def _checked(detector: Detector, signals: AsyncGenerator[Signal, None]) -> None:
-    count = 0
-    async for shown in signals:
-        _check_signal(detector, shown)
-        if (count := count + 1) > MOST_SIGNALS:
-            raise BrokenContract(f"{detector.name} yields more than {MOST_SIGNALS} signals at once")
-        await asyncio.sleep(0)
-    raise BrokenContract(f"watch() of {detector.name} ends; it should go on")
-
-
-async def _close(signals: AsyncGenerator[Signal, None]) -> None:
-    await signals.aclose()
-
-
-async def _over(detector: Detector, task: asyncio.Task[Any], close_s: float) -> None:
-    """Wait for its end, not without limit: it may ignore that it is cancelled."""
-    done, _ = await asyncio.wait({task}, timeout=close_s)
-    if not done:
-        raise BrokenContract(f"watch() of {detector.name} cannot be closed")
+        context = partial(HurriedContext, chosen, state_dir=Path(folder))
+        watched(detector, context, close_s, _check_signal)
 
 
 def _check_signal(detector: Detector, shown: object) -> None:
     if not isinstance(shown, Signal):
         raise BrokenContract(f"{detector.name} yields {shown!r}, no Signal")
-    if "." not in shown.code or not shown.entity:
+    try:
+        fitted(shown)
+    except msgspec.ValidationError as error:
+        raise BrokenContract(f"{detector.name} yields {shown!r}: {in_words(error)}") from error
+    if not isinstance(shown.severity, Severity) or not isinstance(shown.state, State):
+        raise BrokenContract(f"{detector.name} yields {shown!r}: write Severity.X and State.X")
+    if not CODE.fullmatch(shown.code) or not shown.entity.strip():
         raise BrokenContract(
-            f"{detector.name} yields {shown!r}: a dotted code and an entity, please"
+            f"{detector.name} yields {shown!r}: write a dotted code, such as load.high, and name "
+            "an entity"
         )
 
 

@@ -1,0 +1,146 @@
+"""Runs ``watch()`` of a detector in an event loop of its own, and times how it behaves there.
+
+The loop is that of a thread which is given up if the detector does not let it end: the loop of the
+author's test would wait for the detector for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from tmd.plugin import Detector, Signal
+from tmd.testing.context import FakeContext
+
+FIRST_S = 0.5
+"""Time for a detector to yield signals before it is closed."""
+BEAT_S = 0.01
+BLOCKS_S = 0.5
+"""A detector that keeps the event loop for this long blocks the daemon."""
+SLACK_S = 10.0
+SLEEPS = 3
+"""So many sleeps of a detector are over at once."""
+MOST_SIGNALS = 10_000
+
+Check = Callable[[Detector, object], None]
+
+_abandoned: list[asyncio.AbstractEventLoop] = []
+"""Loops that still have tasks. Without this they would be destroyed, each with a warning."""
+
+
+class BrokenContract(AssertionError):
+    """A plug-in violates the contract of :mod:`tmd.plugin`."""
+
+
+class HurriedContext(FakeContext):
+    """Its first sleeps are over at once."""
+
+    left = SLEEPS
+
+    async def sleep(self, seconds: float) -> None:
+        if self.left == 0:
+            return await super().sleep(seconds)
+        self.left -= 1
+        await asyncio.sleep(0)
+
+
+def watched(
+    detector: Detector, make: Callable[[], FakeContext], close_s: float, check: Check
+) -> None:
+    """Watch and close ``detector``; ``check`` looks at each signal.
+
+    Raises:
+        BrokenContract: the first violation.
+    """
+    found: list[BaseException] = []
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(_timed(detector, _watched(detector, make(), close_s, check)))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, name="tmd-test-kit", daemon=True)
+    thread.start()
+    thread.join(FIRST_S + 3 * close_s + SLACK_S)
+    if thread.is_alive():
+        raise BrokenContract(f"watch() of {detector.name} blocks the event loop and does not end")
+    if asyncio.all_tasks(loop):
+        _abandoned.append(loop)
+    else:
+        loop.close()
+    if found:
+        raise found[0]
+
+
+async def _timed(detector: Detector, work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work``, and find out whether anything keeps the loop meanwhile."""
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            longest = max(longest, time.monotonic() - before - BEAT_S)
+
+    beating = asyncio.create_task(beat())
+    try:
+        await work
+    finally:
+        beating.cancel()
+        await asyncio.wait({beating})
+    if longest > BLOCKS_S:
+        raise BrokenContract(
+            f"watch() of {detector.name} blocks the event loop for {longest:.1f} s: pause with "
+            "ctx.sleep(), and move what may take long into a thread or a process"
+        )
+
+
+async def _watched(detector: Detector, context: FakeContext, close_s: float, check: Check) -> None:
+    before = asyncio.all_tasks()
+    signals: AsyncGenerator[Signal, None] = detector.watch(context)  # type: ignore[assignment]
+    if not hasattr(signals, "aclose"):
+        raise BrokenContract(f"watch() of {detector.name} is not an 'async def' with 'yield'")
+    watching = asyncio.create_task(_checked(detector, signals, check))
+    idle = asyncio.create_task(context.idle.wait())
+    try:
+        await asyncio.wait({watching, idle}, timeout=FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (idle, watching):
+            task.cancel()
+            await _over(detector, task, close_s)
+        await _over(detector, asyncio.create_task(_close(signals)), close_s)
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        raise error
+    left = asyncio.all_tasks() - before
+    if left:
+        raise BrokenContract(f"{detector.name} leaves tasks behind: {left}")
+
+
+async def _checked(detector: Detector, signals: AsyncGenerator[Signal, None], check: Check) -> None:
+    count = 0
+    async for shown in signals:
+        check(detector, shown)
+        if (count := count + 1) > MOST_SIGNALS:
+            raise BrokenContract(f"{detector.name} yields more than {MOST_SIGNALS} signals at once")
+        await asyncio.sleep(0)
+    raise BrokenContract(f"watch() of {detector.name} ends; it should go on")
+
+
+async def _close(signals: AsyncGenerator[Signal, None]) -> None:
+    await signals.aclose()
+
+
+async def _over(detector: Detector, task: asyncio.Task[Any], close_s: float) -> None:
+    """Wait for its end, not without limit: it may ignore that it is cancelled."""
+    done, _ = await asyncio.wait({task}, timeout=close_s)
+    if not done:
+        raise BrokenContract(
+            f"watch() of {detector.name} cannot be closed: it must let asyncio.CancelledError pass"
+        )
