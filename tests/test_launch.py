@@ -264,6 +264,15 @@ def test_a_command_that_is_not_there_is_refused_at_once(
     assert command[-1].strip("./") in errors
 
 
+def test_a_host_without_a_daemon_is_named_at_once(config: Path) -> None:
+    """The workers wait for one, and say so only in their own logs."""
+    status, _, errors = launched(config, "/bin/true")
+
+    assert status == 0
+    assert errors.count("no daemon answers") == 1
+    assert "start 'tmd daemon'" in errors
+
+
 @pytest.mark.parametrize("option", ["--log-dir", "--trace"])
 def test_a_folder_that_cannot_be_made_is_named_and_not_the_program(
     config: Path, option: str

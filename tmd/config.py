@@ -271,9 +271,9 @@ def refuse_exposed(file: Path | None) -> None:
     keys = inline_secrets(read_file(file))
     if keys:
         raise ConfigError(
-            f"{file} can be read by everybody and holds a secret, {', '.join(keys)}: keep it in "
-            "[cluster] secret_file or a TMD_<SECTION>__<KEY> variable, or give the file mode 640 "
-            "and the group of the users who run tmd"
+            f"{file} can be read by everybody and holds a secret, {', '.join(keys)}: give the file "
+            "mode 640 and the group of the users who run tmd, or keep the value in a variable "
+            "TMD_<SECTION>__<KEY>, that of [cluster] secret also in secret_file"
         )
 
 
@@ -289,7 +289,7 @@ def load(path: Path | None = None) -> Settings:
     for key, name in named.items():
         if key[0] not in Settings.__struct_fields__:
             known = Settings.__struct_fields__
-            raise ConfigError(printable(f"{name}: unknown section{_nearest(key[0], known)}"))
+            raise ConfigError(printable(f"{name}: unknown section{nearest(key[0], known)}"))
     settings, problems = parse(_overlaid(values, named, file))
     if settings is None:
         lines = (printable(_explain(problem, file, values)) for problem in problems)
@@ -364,7 +364,7 @@ def _explain(problem: Problem, file: Path | None, values: dict[str, Any]) -> str
     place = named or (str(file) if in_file else "configuration")  # the variable wins
     key = f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else ".".join(where)
     if not problem.message:
-        return f"{place}: unknown key {key}{_nearest(where[-1], _known(where[:-1]))}"
+        return f"{place}: unknown key {key}{nearest(where[-1], _known(where[:-1]))}"
     return f"{place}: {key}: {problem.message}"
 
 
@@ -383,7 +383,7 @@ def _known(section: tuple[str, ...]) -> tuple[str, ...]:
     return kind.__struct_fields__ if kind else ()
 
 
-def _nearest(word: str, known: Any) -> str:
+def nearest(word: str, known: Any) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
     if near:
         return f"; did you mean '{near[0]}'?"

@@ -90,6 +90,8 @@ class Launcher:
         """Slots to restart, and the time."""
         self._exits: list[Exit] = []
         self._daemon: socket.socket | None = None
+        self._missed = False
+        """Whether nothing more is said of a daemon that is not there."""
         self._inbox = bytearray()
         self._next_dial = 0.0
         self._kill_at: float | None = None
@@ -285,15 +287,27 @@ class Launcher:
         try:
             connection.connect(str(self._spec.socket))
             refuse_impostor(connection, self._spec.socket)
-        except OSError:
+        except OSError as error:
             connection.close()
+            self._miss(in_words(error))
             return
-        self._daemon = connection
+        self._daemon, self._missed = connection, True
         self._inbox.clear()
         self._selector.register(connection, selectors.EVENT_READ, self._listen)
         self._introduce()
         for known in self._exits:
             self._tell(wire.Exited(known))
+
+    def _miss(self, error: str) -> None:
+        """Say once that there is no daemon; the loss of one is said elsewhere."""
+        if not self._missed:
+            log.warning(
+                "no daemon answers, and the workers wait for it: start 'tmd daemon' on this host, "
+                "or set [host] socket to where it is",
+                socket=str(self._spec.socket),
+                error=error,
+            )
+        self._missed = True
 
     def _introduce(self) -> None:
         # Ended workers too: their exits are reported again after each reconnect.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -10,7 +11,7 @@ import pytest
 
 from tmd.config import Plugins, parse
 from tmd.core.values.errors import ConfigError, PluginError
-from tmd.daemon.plugins import installed, load, load_detectors, load_policies
+from tmd.daemon.plugins import installed, load, load_detectors, load_policies, strangers
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
@@ -190,7 +191,7 @@ def test_a_detector_gets_its_own_keys(settings):
 
 def test_a_key_that_the_detector_does_not_take_is_an_error(settings):
     wrong = settings(detectors={"keen": {"limits": 7}})
-    with pytest.raises(ConfigError, match=r"\[detectors.keen\].*limits.*own keys.*limit"):
+    with pytest.raises(ConfigError, match=r"\[detectors.keen\].*limits; did you mean 'limit'"):
         load_detectors(wrong, [point("keen")])
 
 
@@ -264,12 +265,13 @@ def test_a_policy_has_its_own_table(settings):
 @pytest.mark.parametrize(
     ("own", "word"),
     [
-        ({"choosy": {"limit": 5}}, "limit_s"),
+        ({"choosy": {"limit": 5}}, "unknown key limit; did you mean 'limit_s'"),
+        ({"choosy": {"limit_s": math.nan}}, r"\[policies.choosy\] limit_s: not a number"),
         ({"choosy": {"limit_s": "much"}}, "policies.choosy"),
         ({"odd": {"any": 1}}, "own keys of this policy are: none"),
         ({"missing": {}}, "no such policy"),
     ],
-    ids=["unknown key", "wrong value", "takes none", "not installed"],
+    ids=["unknown key", "no number", "wrong value", "takes none", "not installed"],
 )
 def test_a_policys_table_is_checked_even_if_the_policy_is_not_enabled(settings, own, word):
     with pytest.raises(ConfigError, match=word):
@@ -282,3 +284,19 @@ def test_keys_that_a_policy_refuses_are_named(settings):
 
     with pytest.raises(ConfigError, match=r"\[policies\.strict\].*limit_s is too low"):
         load_policies(chosen, [point("strict")])
+
+
+def test_a_policy_that_is_denied_is_not_said_to_be_missing(settings):
+    chosen = settings(policies={"enabled": ["odd"]}, plugins={"deny": ["odd"]})
+    with pytest.raises(ConfigError, match=r"'odd' is installed, but \[plugins\] allow or deny"):
+        load_policies(chosen, [point("odd")])
+
+
+def test_names_of_no_plug_in_are_found(settings):
+    """A misspelt name under deny leaves the door open."""
+    lines = strangers(settings(plugins={"allow": ["trainer"], "deny": ["replace_fialed"]}))
+
+    assert [line.partition(";")[0] for line in lines] == [
+        "[plugins] deny: no plug-in 'replace_fialed' is installed here"
+    ]
+    assert "did you mean 'replace_failed'" in lines[0]

@@ -21,12 +21,16 @@ config = typer.Typer(help="Check or show the configuration.", no_args_is_help=Tr
 def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List detectors and policies: their origin, and whether they are used."""
     from tmd.config import load
+    from tmd.daemon.plugins import strangers
 
-    rows = plugin_rows(load(config))
+    settings = load(config)
+    rows = plugin_rows(settings)
     if as_json:
         print_json(rows)
     else:
         _print_plugins(rows)
+    for line in strangers(settings):
+        say(f"tmd: warning: {line}", err=True)
     if any(row["problem"] for row in rows):
         raise typer.Exit(1)
 
@@ -90,7 +94,7 @@ def check(config: ConfigOption = None) -> None:
     """Check everything the daemon would need, without starting it."""
     from tmd.config import DEFAULT_FILE, find_file, load, refuse_exposed
     from tmd.daemon.agents import uids_of
-    from tmd.daemon.plugins import load_detectors, load_policies
+    from tmd.daemon.plugins import load_detectors, load_policies, strangers
     from tmd.daemon.redis_client import connect
 
     file = find_file(config)
@@ -105,6 +109,8 @@ def check(config: ConfigOption = None) -> None:
     connect(settings.redis_url(), settings.redis.timeout_s)
     uids_of(settings.host.users)
     detectors, policies = load_detectors(settings), load_policies(settings)
+    for line in strangers(settings):
+        say(f"tmd: warning: {line}", err=True)
     place = file or "the environment"
     say(f"{place} is valid: {len(detectors)} detectors, {len(policies)} policies")
 

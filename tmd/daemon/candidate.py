@@ -133,13 +133,14 @@ class Candidate:
 
     async def step_down(self, fence: int = 0) -> None:
         """Stop leading; the next lease, of this host or another, has an epoch above ``fence``."""
-        held, self._led = self._led or self._asking, False
+        led, self._led = self._led, False
         self.lease = Lease(epoch=max(self.lease.epoch, fence))
-        if not held:
+        if not (led or self._asking):
             return
         try:
             async with asyncio.timeout(1.0):
                 await self._store.release(self._config.holder)
-            log.info("lease released")
+            if led:
+                log.info("lease released")
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("lease not released, it will expire", error=in_words(error))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from tmd.config import Plugins, Settings
+from tmd.config import Plugins, Settings, nearest
 from tmd.core.alerts.findings import AT_ONCE, FindingRules
 from tmd.core.values.errors import ConfigError, PluginError
 from tmd.core.values.reasons import in_words
@@ -146,6 +146,11 @@ def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None
                 f"[policies.{name}]: no such policy is installed; 'tmd plugins' lists them"
             )
     for name in settings.policies.enabled:
+        if name not in found and name in {p.name for p in points}:
+            raise ConfigError(
+                f"[policies] enabled: '{name}' is installed, but [plugins] allow or deny excludes "
+                "it"
+            )
         if name not in found:
             raise ConfigError(
                 f"[policies] enabled: there is no policy '{name}'; "
@@ -183,13 +188,30 @@ def configured(detector: Detector, origin: PluginOrigin, settings: Settings) -> 
 
 
 def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T:
+    known = getattr(kind, "__struct_fields__", ())
+    listed = f"own keys of this {what} are: {', '.join(known) or 'none'}"
+    for key in own.keys() - set(known):
+        raise ConfigError(f"[{section}]: unknown key {key}{nearest(key, known) or f'; {listed}'}")
+    for key, value in own.items():
+        if value != value:  # NaN compares false with every limit
+            raise ConfigError(f"[{section}] {key}: not a number; {listed}")
     try:
         return msgspec.convert(own, kind, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(getattr(kind, "__struct_fields__", ())) or "none"
-        raise ConfigError(
-            f"[{section}]: {in_words(error)}; own keys of this {what} are: {known}"
-        ) from None
+        raise ConfigError(f"[{section}]: {in_words(error)}; {listed}") from None
+
+
+def strangers(settings: Settings) -> list[str]:
+    """Sentences about names under ``[plugins]`` of which nothing is installed."""
+    known = {p.name for group in (DETECTOR_GROUP, POLICY_GROUP) for p in installed(group)}
+    rules = settings.plugins
+    return [
+        f"[plugins] {key}: no plug-in '{name}' is installed here{nearest(name, known)}; names are "
+        "those that 'tmd plugins' lists, not those of packages"
+        for key, names in (("allow", rules.allow), ("deny", rules.deny))
+        for name in names
+        if name not in known
+    ]
 
 
 def _instance(point: EntryPoint, base: type, origin: PluginOrigin) -> Any:
