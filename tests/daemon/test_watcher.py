@@ -12,7 +12,7 @@ from msgspec import structs
 
 from tmd.core.alerts.quota import BURST, MOST, PER_SECOND
 from tmd.core.values.model import Exit, Severity, Signal, State, Strategy
-from tmd.daemon.detector_run import ASK_S, STOP_S
+from tmd.daemon.detector_run import ASK_S, BLOCKS_S, STOP_S
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
@@ -190,6 +190,30 @@ async def test_a_crash_is_contained_reported_and_retried_with_growing_pauses(wat
     assert raised["detector.failed"].strategy is not Strategy.ACT
     assert pauses == pytest.approx([1.0, 2.0, 4.0])
     assert news == [(State.RAISED, 1), (State.CLEARED, 3)]
+
+
+class Blocking(Crashing):
+    """Keeps the event loop once."""
+
+    name = "blocking"
+
+    async def watch(self, ctx):
+        yield SIGNAL
+        time.sleep(1.2 * BLOCKS_S)  # noqa: ASYNC251 - it is wrong on purpose
+        await ctx.sleep(1e9)
+
+
+async def test_a_detector_that_blocks_is_named(watching):
+    """All that the daemon does stands still meanwhile. It counts as mended after a while."""
+    async with watching(Blocking()) as (watcher, store):
+        await asyncio.sleep(1)
+        raised = {a.code: (a.entity, a.message) for a in watcher.board.alerts}
+        await asyncio.sleep(70)
+        news = [a.state for a in store.stream if a.code == "detector.failed"]
+
+    assert raised["detector.failed"][0] == "detector:blocking"
+    assert "watch() blocks" in raised["detector.failed"][1]
+    assert news == [State.RAISED, State.CLEARED]
 
 
 class Cancelling(Crashing):

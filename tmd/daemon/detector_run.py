@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -20,6 +22,10 @@ ASK_S = 10.0
 """Interval at which a detector that cannot run on this host is checked again."""
 STOP_S = 5.0
 """Longest wait for a detector that is to end."""
+BLOCKS_S = 1.0
+"""A detector that keeps the event loop for this long keeps the daemon from its work."""
+
+T = TypeVar("T")
 
 
 class Context:
@@ -85,6 +91,34 @@ async def supported(loaded: LoadedDetector) -> None:
         await asyncio.sleep(ASK_S)
 
 
+class TimedSteps(Generic[T]):
+    """Awaits ``work``. ``blocked`` is called with the seconds of each step that keeps the event
+    loop for longer than ``BLOCKS_S``."""
+
+    def __init__(self, work: Awaitable[T], blocked: Callable[[float], None]) -> None:
+        self._work = work
+        self._blocked = blocked
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps = self._work.__await__()
+        step = partial(next, steps)
+        while True:
+            began = time.monotonic()
+            try:
+                waits_for = step()
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                if (took := time.monotonic() - began) > BLOCKS_S:
+                    self._blocked(took)
+            try:
+                yield waits_for
+                step = partial(next, steps)
+            except BaseException as error:  # a cancellation, which the work may catch
+                step = partial(steps.throw, error)
+
+
 class DetectorRun:
     """One run of a detector, in a task of its own: code of a plug-in may ignore that it is
     cancelled, and must hold up nobody then.
@@ -94,6 +128,7 @@ class DetectorRun:
         context: records when it was last alive.
         deadline_s: how long it may be silent; ``None`` is for ever.
         stuck: called if it has missed its deadline and does not stop.
+        blocked: see :class:`TimedSteps`.
     """
 
     def __init__(
@@ -102,8 +137,9 @@ class DetectorRun:
         context: Context,
         deadline_s: float | None,
         stuck: Callable[[], None],
+        blocked: Callable[[float], None],
     ) -> None:
-        self._running = asyncio.create_task(work)
+        self._running = asyncio.create_task(_timed(work, blocked))
         self._context = context
         self._deadline_s = deadline_s
         self._stuck = stuck
@@ -140,6 +176,10 @@ class DetectorRun:
         finally:
             keeper.cancel()
         self._missed = not self._running.done()
+
+
+async def _timed(work: Coroutine[Any, Any, None], blocked: Callable[[float], None]) -> None:
+    await TimedSteps(work, blocked)
 
 
 async def _overdue(context: Context, deadline_s: float) -> None:

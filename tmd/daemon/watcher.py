@@ -249,7 +249,17 @@ class Watcher:
             recovery.cancel()
             self._report_failure(loaded, "missed its deadline and does not stop")
 
-        run = DetectorRun(self._watch(watched, context), context, loaded.detector.deadline_s, stuck)
+        def blocked(seconds: float) -> None:
+            nonlocal recovery
+            recovery.cancel()
+            recovery = asyncio.get_running_loop().call_later(RESTART_S[1], self._recovered, loaded)
+            log.warning("detector blocks", detector=loaded.origin.name, seconds=round(seconds, 1))
+            problem = f"keeps the daemon from its work, last for {seconds:.1f} s: watch() blocks"
+            self._report_failure(loaded, problem)
+
+        run = DetectorRun(
+            self._watch(watched, context), context, loaded.detector.deadline_s, stuck, blocked
+        )
         try:
             while True:
                 try:
