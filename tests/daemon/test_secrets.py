@@ -190,14 +190,15 @@ def test_a_failing_daemon_logs_the_failure_in_its_log_format(form, tmp_path, mon
     """An internal error ends the daemon; the reason is a normal line of the log."""
     from tmd.daemon import __main__ as program
 
-    def broken(*_, **__):
+    def broken(_, work):
+        work.close()
         secret = os.environ["TMD_CLUSTER__SECRET"]
         raise RuntimeError(f"{len(secret)} \x1b[2J")
 
     monkeypatch.setenv("TMD_CLUSTER__SECRET", SECRETS["cluster"]["secret"])
     monkeypatch.setenv("TMD_LOG__FORMAT", form)
     monkeypatch.setattr(sys, "argv", ["tmd-daemon"])
-    monkeypatch.setattr(asyncio, "Runner", broken)
+    monkeypatch.setattr(asyncio.Runner, "run", broken)
     with pytest.raises(SystemExit) as ended:
         program.main()
     output = capsys.readouterr().err
