@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from tmd.core.alerts.notices import Announced, Notice, of_alerts, of_migrations, payload
 from tmd.core.alerts.store_health import StoreLoop
@@ -32,6 +32,8 @@ BATCH = 100
 SKEW_S = 60.0
 """An outage is taken to begin this much earlier: clocks differ, and the last announcements before
 it may be lost. What is repeated has the same id."""
+REPLAY_S = 300.0
+"""For this long after an outage the hosts may publish again what they published before it."""
 MAY_PASS = frozenset({408, 425, 429})
 """Besides 5xx: status codes after which the same request may succeed."""
 
@@ -61,10 +63,13 @@ class Webhook:
         self._store = store
         self._store_health = store_health
         self._announced: Announced | None = None
-        """As this daemon has last read or written it, also before it lost the lease."""
+        """As this daemon has last read or written it; ``None`` unless it is current."""
         self._away_at: float | None = None
-        """When the latest outage of the store began (wall clock)."""
-        self._is_away = False
+        self._back_at: float | None = None
+        """When the latest outage of the store began and ended (monotonic)."""
+        self._past: tuple[float, float] | None = None
+        """What happened before the first time (wall clock) is not announced, until the second one
+        (monotonic)."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -89,6 +94,8 @@ class Webhook:
                     continue
                 if not self._candidate.leading:
                     self._store_health.worked(StoreLoop.WEBHOOK)
+                    if not self._store_health.state.down:
+                        self._announced = None  # the next leader continues from the store
                 if not more:
                     await self._pause()
 
@@ -97,10 +104,15 @@ class Webhook:
         await self.bell.wait(self._config.poll_s)
 
     def _note_outage(self) -> None:
-        away = self._store_health.state.down
-        if away and not self._is_away:
-            self._away_at = time.time()
-        self._is_away = away
+        now = time.monotonic()
+        if self._store_health.state.down:
+            if self._away_at is None or self._back_at is not None:
+                self._away_at = now
+            self._back_at = None
+        elif self._away_at is not None:
+            self._back_at = now if self._back_at is None else self._back_at
+            if now - self._back_at > REPLAY_S:
+                self._away_at = self._back_at = None
 
     async def _turn(self, session: ClientSession) -> bool:
         """Announce what is new; return whether there may be more."""
@@ -112,6 +124,8 @@ class Webhook:
         shown = [notice.id for notice in ended]
         self._store_health.worked(StoreLoop.WEBHOOK)
         for notice in announced.unannounced([*alerts, *ended]):
+            if self._is_past(notice):
+                continue
             if not await self._deliver(session, notice):
                 return False
             cursor = cursors.get(id(notice.alert), announced.cursor)
@@ -123,25 +137,32 @@ class Webhook:
     async def _known(self) -> Announced:
         """What was announced. A cluster without announcements skips its past.
 
-        A store that has come back empty knows nothing. What has happened since it was lost is
-        announced then, and what the hosts publish again is not.
+        A store that has come back empty knows nothing. A leader that led before the outage knows
+        it itself. Another one announces what has happened since the outage began, and not what the
+        hosts publish again.
         """
-        announced = await self._store.announced()
+        announced = await self._store.announced() or self._announced
         if announced is None:
             announced = await self._remember(await self._begun())
         self._announced = announced
         return announced
 
     async def _begun(self) -> Announced:
-        if self._away_at is not None:
-            since = self._away_at - SKEW_S
-            known = self._announced or Announced()
-            return structs.replace(known, since=max(known.since, since))
-        if self._announced is not None:
-            return self._announced
-        past = of_migrations((await self._store.jobs()).records)
-        shown = [notice.id for notice in past]
-        return Announced().plus(past, await self._store.newest_alert(), shown)
+        ended = of_migrations((await self._store.jobs()).records)
+        shown = [notice.id for notice in ended]
+        if self._away_at is None:
+            return Announced().plus(ended, await self._store.newest_alert(), shown)
+        now = time.monotonic()
+        # The clock of the store: that of this host may be wrong.
+        before = await self._store.clock() - (now - self._away_at) - SKEW_S
+        self._past = before, now + REPLAY_S
+        return Announced().plus([n for n in ended if n.at < before], "", shown)
+
+    def _is_past(self, notice: Notice) -> bool:
+        if self._past is None:
+            return False
+        before, until = self._past
+        return time.monotonic() < until and notice.at < before
 
     async def _remember(self, announced: Announced) -> Announced:
         self._announced = announced

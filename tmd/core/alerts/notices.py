@@ -44,9 +44,6 @@ class Announced(Struct, frozen=True):
     """Ids of the latest alert notices: an emptied store may show them again."""
     migrations: tuple[str, ...] = ()
     """Ids of announced migrations that records may still show."""
-    since: float = 0.0
-    """What happened before (wall clock) is the past, and is not announced: hosts publish it again
-    into an emptied store."""
 
     def plus(self, notices: Iterable[Notice], cursor: str, shown: Iterable[str] = ()) -> Announced:
         """Add ``notices`` and alerts up to ``cursor``; ``shown`` are the ids of the migrations in
@@ -63,12 +60,11 @@ class Announced(Struct, frozen=True):
             cursor=cursor,
             alerts=tuple(alerts)[-REMEMBERED:],
             migrations=tuple(migrations),
-            since=self.since,
         )
 
     def unannounced(self, notices: Sequence[Notice]) -> list[Notice]:
         known = {*self.alerts, *self.migrations}
-        return [each for each in notices if each.id not in known and each.at >= self.since]
+        return [notice for notice in notices if notice.id not in known]
 
 
 def of_alerts(alerts: Iterable[Alert]) -> list[Notice]:
