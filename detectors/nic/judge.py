@@ -11,7 +11,7 @@ from tmd.plugin import Severity, Signal, State
 
 from .counters import CounterHistory, NicFinding
 from .links import DOWN, LinkHistory, LinkLimits
-from .snapshot import Medium, Port, SeenPort, Snapshot
+from .snapshot import BondedPort, Medium, Port, SeenPort, Snapshot
 
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
@@ -108,11 +108,13 @@ class NicFindings:
         rules: NicRules,
         known: Iterable[KnownPort] = (),
         seen: Mapping[str, SeenPort] | None = None,
+        bonded: Mapping[str, BondedPort] | None = None,
     ) -> None:
         """``known``: ports that have been up since the host booted. ``seen``: all of RDMA devices,
-        by identity."""
+        by identity. ``bonded``: those in a bond."""
         self._rules = rules
         self.seen = dict(seen or {})
+        self.bonded = dict(bonded or {})
         self._ports: dict[str, _Memory] = {}
         """What is remembered of each port, by its identity."""
         for each in known:
@@ -150,6 +152,7 @@ class NicFindings:
         for identity in self._ports.keys() - present.keys():
             yield from self._missing(self._ports[identity], now)
         self.seen = self._remembered(snapshot)
+        self.bonded = self._in_bonds(snapshot)
 
     def _remembered(self, snapshot: Snapshot) -> dict[str, SeenPort]:
         """``seen`` with ``snapshot``; the oldest entries come first."""
@@ -157,15 +160,22 @@ class NicFindings:
         for port in snapshot.there:
             if port.instance:
                 before = self.seen.get(port.identity, SeenPort())
-                interface = port.interface or before.interface
-                master = snapshot.masters.get(interface, "")
-                again = master != "" and master == before.master
-                looks = min(before.looks + 1, SETTLED_LOOKS) if again else 0
-                found[port.identity] = SeenPort(interface, port.instance, master, looks)
+                found[port.identity] = SeenPort(port.interface or before.interface, port.instance)
         others = {name: port for name, port in self.seen.items() if name not in found}
         missed = {name: port for name, port in others.items() if name in self._ports}
         absent = [(name, port) for name, port in others.items() if name not in missed]
         return {**dict(absent[-ABSENT:]), **missed, **found}
+
+    def _in_bonds(self, snapshot: Snapshot) -> dict[str, BondedPort]:
+        """``bonded`` after ``snapshot``. A port that is missed stays what it was."""
+        found = {name: each for name, each in self.bonded.items() if name in self._ports}
+        for port in snapshot.there:
+            found.pop(port.identity, None)
+            if port.instance and (master := snapshot.masters.get(port.interface)):
+                before = self.bonded.get(port.identity, BondedPort("", 0))
+                looks = min(before.looks + 1, SETTLED_LOOKS) if before.master == master else 0
+                found[port.identity] = BondedPort(master, looks)
+        return found
 
     def _drop_out_of_scope(
         self, snapshot: Snapshot, present: Mapping[str, Port]
@@ -189,8 +199,7 @@ class NicFindings:
             return before is not None and before.instance != port.instance
 
         def is_settled(port: Port) -> bool:
-            before = self.seen.get(port.identity, SeenPort())
-            return before.looks == SETTLED_LOOKS and before.master == bond(port)[1]
+            return self.bonded.get(port.identity) == BondedPort(bond(port)[1], SETTLED_LOOKS)
 
         bonds = {bond(port) for port in snapshot.there if all(bond(port)) and is_new(port)}
         ports = [self._ports[identity].port for identity in gone]

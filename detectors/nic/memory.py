@@ -9,7 +9,7 @@ from tmd.plugin import Signal
 
 from ..kept import KeptFile, KeptUntilBoot
 from .judge import KnownPort, NicFindings, NicRules
-from .snapshot import SeenPort, Snapshot
+from .snapshot import BondedPort, SeenPort, Snapshot
 
 NOT_KEPT = "nic.ports_not_kept"
 RISK = (
@@ -23,6 +23,8 @@ class NicMemory(KeptUntilBoot, frozen=True):
     """The ports that have been up since the host booted."""
     seen: dict[str, SeenPort] = {}
     """All ports of RDMA devices, by identity."""
+    bonded: dict[str, BondedPort] = {}
+    """Those in a bond."""
 
 
 class RememberedPorts:
@@ -31,10 +33,11 @@ class RememberedPorts:
     def __init__(self, rules: NicRules, file: Path) -> None:
         self._kept = KeptFile(file, NicMemory, NOT_KEPT, RISK)
         memory = self._kept.memory
-        self.findings = NicFindings(rules, memory.ports, memory.seen)
+        self.findings = NicFindings(rules, memory.ports, memory.seen, memory.bonded)
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""
         yield from self.findings.observe(snapshot, now)
-        memory = NicMemory(ports=self.findings.known, seen=self.findings.seen)
+        found = self.findings
+        memory = NicMemory(ports=found.known, seen=found.seen, bonded=found.bonded)
         yield from self._kept.keep(memory)

@@ -60,7 +60,7 @@ class NicReader:
                 masters[interface] = master
             if (
                 interface not in taken
-                and self._wanted((interface,), interface in default)
+                and self._wanted((interface,), interface in default, (interface,))
                 and (self._scope.interfaces or self._is_physical(f"{self._net}/{interface}"))
             ):
                 ports.append(self._ethernet(interface))
@@ -73,9 +73,10 @@ class NicReader:
         plain = _text(f"{folder}/type") == ETHERNET_TYPE
         return plain and os.path.exists(device) and not _is_virtual_function(device)
 
-    def _wanted(self, names: Sequence[str], default_route: bool) -> bool:
-        """Whether a port is in scope. ``names``: its own, and its interface's if it has one."""
-        if _matches(names, self._scope.exclude):
+    def _wanted(self, names: Sequence[str], default_route: bool, ever: Sequence[str]) -> bool:
+        """Whether a port is in scope. ``names``: its own, and its interface's if it has one.
+        ``ever``: also its interface's last one, which another port may have now."""
+        if _matches(ever, self._scope.exclude):
             return False
         if self._scope.interfaces:
             return _matches(names, self._scope.interfaces)
@@ -115,7 +116,8 @@ class NicReader:
             for number in _names(f"{folder}/ports"):
                 port = self._placed(device, number, interfaces)
                 own = port.interface if port.interface in interfaces else ""
-                if self._wanted(port.names, own in default):
+                last = self._interfaces.get(port.identity, "")
+                if self._wanted(port.names, own in default, (*port.names, last)):
                     yield self._rdma_port(port, device, number, own, nodes.get(port.name, ()))
                 else:
                     outside.append(port)
@@ -162,10 +164,13 @@ class NicReader:
 
     def _interface_of(self, identity: str, folder: str, interfaces: list[str], number: str) -> str:
         """The interface of port ``number``, or its last one if that has vanished, as into the
-        network of a container; empty if it has had none."""
+        network of a container; empty if it has had none, or if an interface of that name belongs
+        to another port now."""
         if found := self._interface_now(folder, interfaces, number):
             self._interfaces[identity] = found
-        return self._interfaces.get(identity, "")
+            return found
+        last = self._interfaces.get(identity, "")
+        return "" if os.path.exists(f"{self._net}/{last}") else last
 
     def _interface_now(self, folder: str, interfaces: list[str], number: str) -> str:
         for interface in interfaces:  # `dev_port` counts from 0

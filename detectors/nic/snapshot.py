@@ -55,9 +55,14 @@ class SeenPort(NamedTuple):
     """Its last one: it may have moved into the network of a container."""
     instance: int = 0
     """See :class:`Port`."""
-    master: str = ""
+
+
+class BondedPort(NamedTuple):
+    """How long the port of an RDMA device has been in a bond with a device of its own."""
+
+    master: str
     """The bond of its interface, or the like."""
-    looks: int = 0
+    looks: int
     """Consecutive snapshots in which it was in this bond, up to a limit."""
 
 

@@ -259,7 +259,7 @@ def test_a_port_is_expected_by_the_name_that_it_has_now():
 
 
 def restarted(findings, rules=RULES_OF_ALL):
-    return NicFindings(rules, findings.known, findings.seen)
+    return NicFindings(rules, findings.known, findings.seen, findings.bonded)
 
 
 @pytest.fixture

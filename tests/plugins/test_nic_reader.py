@@ -187,7 +187,7 @@ def test_an_interface_that_vanishes_while_it_is_read_is_not_out_of_scope(tree):
 
 def test_a_port_stays_in_or_out_of_scope_by_its_interface_when_that_has_vanished(tree):
     """Both ports lose theirs, as into the network of a container. A new reader gets the names. At
-    last other interfaces have the names, which change nothing for the ports."""
+    last other interfaces have the names, so that only those are named."""
     scope = ScopeReading(interfaces=("eth0", "eth1"), exclude=("eth1",))
     for number in range(2):
         tree.roce(number)
@@ -204,8 +204,21 @@ def test_a_port_stays_in_or_out_of_scope_by_its_interface_when_that_has_vanished
     found.append(again.read())
 
     ports = [[(port.name, port.interface) for port in snapshot.ports] for snapshot in found]
-    assert ports == [[("mlx5_0/1", "eth0")]] * 3 + [[("mlx5_0/1", "eth0"), ("eth0", "")]]
-    assert ["carrier_changes" in s.ports[0].counters for s in found] == [True, False, False, False]
+    assert ports == [[("mlx5_0/1", "eth0")]] * 3 + [[("eth0", "")]]
+    assert ["carrier_changes" in s.ports[0].counters for s in found] == [True, False, False, True]
+
+
+def test_an_excluded_port_stays_so_while_another_interface_has_the_name_of_its_own(tree):
+    """Also for a new reader. Its own has moved into the network of a container."""
+    scope = ScopeReading(exclude=("eth1",))
+    tree.roce(1)
+    reader = NicReader(scope, RULES, tree.sys, tree.proc)
+    (port,) = [port for port in reader.read().outside if port.instance]
+    tree.move_interface_away(1)
+    tree.interface("eth1", tree.pci("0000:11/0000:11:01.0"))
+    again = NicReader(scope, RULES, tree.sys, tree.proc, interfaces={port.identity: "eth1"})
+
+    assert [each.read().ports for each in (reader, again)] == [(), ()]
 
 
 def test_a_port_does_not_get_the_interface_of_the_other_port_of_its_device(tree):
