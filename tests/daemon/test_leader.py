@@ -308,7 +308,7 @@ async def test_verdicts_for_other_jobs_are_left_out(tmp_path):
     assert (await scene.record).plan is None
 
 
-async def test_a_policy_that_fails_is_reported_until_it_decides_again(tmp_path, caplog):
+async def test_a_policy_that_fails_is_reported_until_it_decides_again(tmp_path, capsys):
     """It returns words instead of verdicts. The others decide, and it is logged once."""
 
     class Words(Policy):
@@ -331,6 +331,7 @@ async def test_a_policy_that_fails_is_reported_until_it_decides_again(tmp_path, 
     assert (await scene.record).plan is not None
     assert told == [("policy.failed", "policy:words", s) for s in (State.RAISED, State.CLEARED)]
     assert "'drain it'" in next(s.message for s in scene.reported if s.code == "policy.failed")
+    assert capsys.readouterr().out.count("policy failed") == 1
 
 
 async def test_an_outage_only_delays(scene):

@@ -216,6 +216,35 @@ async def test_a_detector_that_blocks_is_named(watching):
     assert news == [State.RAISED, State.CLEARED]
 
 
+class DeafAndBlocking(Crashing):
+    """Ignores that it is cancelled, and blocks then."""
+
+    name = "deaf_and_blocking"
+    deadline_s = 1.0
+    open = True
+
+    async def watch(self, ctx):
+        yield SIGNAL
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(1e9)
+        await asyncio.sleep(10)  # until it counts as one that does not stop
+        time.sleep(1.2 * BLOCKS_S)  # noqa: ASYNC251 - it is wrong on purpose
+        while self.open:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+
+
+async def test_a_detector_that_does_not_stop_stays_a_finding_if_it_blocks(watching):
+    deaf = DeafAndBlocking()
+    async with watching(deaf) as (watcher, _):
+        await asyncio.sleep(100)
+        raised = {a.code: a.message for a in watcher.board.alerts}
+        deaf.open = False
+        await asyncio.sleep(2)
+
+    assert "does not stop" in raised["detector.failed"]
+
+
 class Cancelling(Crashing):
     """Waits for a cancelled task of its own."""
 

@@ -224,6 +224,34 @@ async def test_the_kit_finds_a_broken_watch(broken, reason):
         await kit.check_watch(broken(), close_s=0.1)
 
 
+class Asks(Sound):
+    """Asks a server of the author's test, and yields what it answers."""
+
+    def __init__(self, path):
+        self.path = path
+
+    async def watch(self, ctx):
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        code = (await reader.readline()).decode().strip()
+        writer.close()
+        while True:
+            yield Signal(code, "host", Severity.INFO)
+            await ctx.sleep(60)
+
+
+async def test_a_detector_may_ask_a_server_in_the_loop_of_the_test(tmp_path):
+    """Blocked, that loop would not answer, and nothing would be found."""
+
+    async def answer(_, writer):
+        writer.write(b"notdotted\n")
+        writer.close()
+
+    path = str(tmp_path / "s")
+    async with await asyncio.start_unix_server(answer, path):
+        with pytest.raises(BrokenContract, match="dotted code"):
+            await kit.check_watch(Asks(path), close_s=1.0)
+
+
 async def test_the_kit_finds_a_plug_in_that_cannot_be_loaded():
     with pytest.raises(BrokenContract, match="cannot be imported"):
         await check_detector(EntryPoint("gone", "no_such_module:X", DETECTOR_GROUP))

@@ -25,6 +25,18 @@ from tmd.plugin import (
 HERE = __name__
 
 
+class RenamedConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    poll_s: float = 1.0
+
+
+class Renamed(Detector):
+    name = "renamed"
+    Config = RenamedConfig
+
+    async def watch(self, ctx):
+        yield
+
+
 class KeenConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     limit: int = 3
 
@@ -300,3 +312,11 @@ def test_names_of_no_plug_in_are_found(settings):
         "[plugins] deny: no plug-in 'replace_fialed' is installed here"
     ]
     assert "did you mean 'replace_failed'" in lines[0]
+
+
+def test_keys_may_have_other_names_than_the_fields(settings):
+    (found,) = load_detectors(settings(detectors={"renamed": {"poll-s": 2}}), [point("renamed")])
+
+    assert found.config == RenamedConfig(poll_s=2.0)
+    with pytest.raises(ConfigError, match="did you mean 'poll-s'"):
+        load_detectors(settings(detectors={"renamed": {"poll_s": 2}}), [point("renamed")])

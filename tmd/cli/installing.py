@@ -7,6 +7,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -158,9 +159,10 @@ def _through_links(path: Path) -> list[Path]:
     found = [path]
     for place in found:  # grows
         for part in (place, *place.parents):
-            if part.is_symlink() and len(found) < MOST_LINKS:
+            with suppress(OSError):  # no link, or in a folder that may not be looked into
                 target = os.path.normpath(part.parent / os.readlink(part))
-                found += [Path(target, place.relative_to(part))]
+                if len(found) < MOST_LINKS:
+                    found.append(Path(target, place.relative_to(part)))
     return list(dict.fromkeys(found))
 
 

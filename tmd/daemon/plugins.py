@@ -188,7 +188,7 @@ def configured(detector: Detector, origin: PluginOrigin, settings: Settings) -> 
 
 
 def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T:
-    known = getattr(kind, "__struct_fields__", ())
+    known = getattr(kind, "__struct_encode_fields__", ())
     listed = f"own keys of this {what} are: {', '.join(known) or 'none'}"
     for key in own.keys() - set(known):
         raise ConfigError(f"[{section}]: unknown key {key}{nearest(key, known) or f'; {listed}'}")

@@ -245,15 +245,22 @@ class Watcher:
         context = Context(self._host, loaded, self._roster)
         recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
 
+        is_stuck = False
+
         def stuck() -> None:
+            nonlocal is_stuck
+            is_stuck = True
             recovery.cancel()
             self._report_failure(loaded, "missed its deadline and does not stop")
 
         def blocked(seconds: float) -> None:
             nonlocal recovery
-            recovery.cancel()
-            recovery = asyncio.get_running_loop().call_later(RESTART_S[1], self._recovered, loaded)
             log.warning("detector blocks", detector=loaded.origin.name, seconds=round(seconds, 1))
+            if is_stuck:
+                return  # the finding that it does not stop stays
+            recovery.cancel()
+            loop = asyncio.get_running_loop()
+            recovery = loop.call_later(RESTART_S[1], self._recovered, loaded)
             problem = f"keeps the daemon from its work, last for {seconds:.1f} s: watch() blocks"
             self._report_failure(loaded, problem)
 

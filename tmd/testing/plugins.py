@@ -171,7 +171,7 @@ async def check_watch(
     with tempfile.TemporaryDirectory() as folder:
         chosen = config if config is not None else detector.Config()
         context = partial(HurriedContext, chosen, state_dir=Path(folder))
-        watched(detector, context, close_s, _check_signal)
+        await watched(detector, context, close_s, _check_signal)
 
 
 def _check_signal(detector: Detector, shown: object) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from tmd.plugin import Detector, Signal
@@ -47,16 +48,18 @@ class HurriedContext(FakeContext):
         await asyncio.sleep(0)
 
 
-def watched(
+async def watched(
     detector: Detector, make: Callable[[], FakeContext], close_s: float, check: Check
 ) -> None:
-    """Watch and close ``detector``; ``check`` looks at each signal.
+    """Watch and close ``detector``; ``check`` looks at each signal. The caller's loop goes on: the
+    detector may ask a server in it.
 
     Raises:
         BrokenContract: the first violation.
     """
     found: list[BaseException] = []
-    loop = asyncio.new_event_loop()
+    loop, ours = asyncio.new_event_loop(), asyncio.get_running_loop()
+    over = asyncio.Event()
 
     def run() -> None:
         asyncio.set_event_loop(loop)
@@ -64,12 +67,17 @@ def watched(
             loop.run_until_complete(_timed(detector, _watched(detector, make(), close_s, check)))
         except BaseException as error:
             found.append(error)
+        with suppress(RuntimeError):  # nobody waits any more
+            ours.call_soon_threadsafe(over.set)
 
-    thread = threading.Thread(target=run, name="tmd-test-kit", daemon=True)
-    thread.start()
-    thread.join(FIRST_S + 3 * close_s + SLACK_S)
-    if thread.is_alive():
-        raise BrokenContract(f"watch() of {detector.name} blocks the event loop and does not end")
+    threading.Thread(target=run, name="tmd-test-kit", daemon=True).start()
+    try:
+        async with asyncio.timeout(FIRST_S + 3 * close_s + SLACK_S):
+            await over.wait()
+    except TimeoutError:
+        raise BrokenContract(
+            f"watch() of {detector.name} blocks the event loop and does not end"
+        ) from None
     if asyncio.all_tasks(loop):
         _abandoned.append(loop)
     else:
