@@ -329,6 +329,15 @@ def test_a_dry_run_says_what_a_drain_would_wait_for(config, well):
     assert "waits for 1 standby" in tmd("drain", "h2", "--dry-run", "-c", config).stdout
 
 
+def test_a_standby_of_another_size_is_shown_as_unfit(config, store, running):
+    """It was launched with another --nnodes: nothing else would say so while a good one waits."""
+    other = structs.replace(worker_status("h3/job/0.a", world_size=3), activity=Activity.STANDBY)
+    store(lambda s: s.put_host(HostStatus("h3", "i", workers=(other,)), ttl_s=60, wake=False))
+
+    shown = tmd("status", "-c", config).stdout
+    assert "h3/job/0.a is unfit: it was launched for 3 ranks, the job has 2" in shown
+
+
 def test_a_table_in_a_pipe_has_whole_names(config):
     """Programs look for them; a terminal folds them."""
     piped = tmd("plugins", "-c", config, env={"COLUMNS": ""})

@@ -174,12 +174,17 @@ def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType
     """Whether a standby is ready to take over a rank after the next loss."""
     from tmd.core.planning.adoption import shrunk
     from tmd.core.planning.readiness import unprotected
+    from tmd.core.values.model import JobState
 
+    runs = record.state is JobState.RUNNING
     if why := shrunk(record):
         yield cell(f"  SHRUNK: {why}", "bold red")
     for worker in view.workers(record.job).values():
         if worker.unfit and worker.rank is None:
             yield cell(f"  {worker.worker} is unfit: {worker.unfit}", "red")
+        elif runs and worker.rank is None and worker.world_size != record.world_size:
+            why = f"it was launched for {worker.world_size} ranks, the job has {record.world_size}"
+            yield cell(f"  {worker.worker} is unfit: {why}", "red")
     gap = unprotected(view, record)
     if gap is not None:
         yield cell(f"  NO STANDBY: {gap.sentence}", "bold red")
