@@ -138,7 +138,7 @@ def test_a_secret_that_everybody_can_read_is_refused(open_folder, tmp_path, key,
     done = tmd(*verb.split(), "-c", file, env=env)
 
     assert done.returncode == (1 if verb == "doctor" else 2)
-    assert f"holds a secret, {key}: keep it in" in done.stdout + done.stderr
+    assert f"holds a secret, {key}: give the file mode 640" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
