@@ -1,6 +1,8 @@
-"""What the daemon of a host costs and how fast it speaks: the time from its start until a trainer
-can connect, processor and memory with all detectors at work, a line of the kernel log to a
-subscriber, the exit of a worker to a stored plan, and a flood of the kernel log.
+"""What the daemon of a host costs, and how fast it reacts.
+
+Measured are: the time from its start until a trainer can connect; processor and memory with all
+detectors at work; the time from a line of the kernel log to a subscriber, and from the exit of a
+worker to a stored plan; and a flood of the kernel log.
 """
 
 from __future__ import annotations

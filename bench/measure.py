@@ -29,9 +29,10 @@ Facts = list[dict[str, Any]]
 
 
 def options(name: str, about: str | None, repeats: int = 5) -> argparse.ArgumentParser:
-    """The options that all benchmarks have. ``about``: text whose first line is for --help."""
-    first_line = (about or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=first_line)
+    """The options that all benchmarks have. ``about``: text whose first paragraph is for
+    --help."""
+    first = (about or "").partition("\n\n")[0]
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=first)
     parser.add_argument("--repeats", type=int, default=repeats)
     file = RESULTS / f"{name}.json"
     parser.add_argument("--json", type=Path, help=f"default: {file}, and none with --quick")

@@ -22,9 +22,9 @@ from .judge import HostFindings, HostLimits
 from .probe import ask
 
 UNREADABLE = "host.unreadable"
-HANGS = "the process that reads this host's state does not answer"
+NO_READING = "the process that reads this host's state does not start, or does not answer in time"
 MISSES = 3
-"""Consecutive readings without any answer before that is reported."""
+"""Consecutive failed readings before that is reported."""
 ANSWER_S = 20.0
 """Longest reading, including the start of its process."""
 AVOID_S = (600.0, 4 * 3600.0)
@@ -37,16 +37,16 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
     poll_s: Positive = 60.0
     """Time between two readings."""
     disks: tuple[str, ...] = ("/", "/tmp", "/var", "/dev/shm")
-    """Paths whose file systems are checked, none of them a symbolic link. A process that may hang
-    without harm reads them, also network file systems."""
+    """Paths whose file systems are checked; they must not be symbolic links. Network file systems
+    are allowed: they are read by a process that may hang without harm."""
     disk_free_percent: NotNegative = _LIMITS.disk_free_percent
     """Less free space, or fewer free inodes, is a finding."""
     pressure_percent: NotNegative = _LIMITS.pressure_percent
     """Share of a minute in which all tasks wait for memory (PSI, full avg60)."""
     driver_processes: tuple[str, ...] = ("nvidia*",)
-    """Names of the GPU driver's processes."""
+    """Shell patterns for the names of the GPU driver's processes."""
     stuck_checks: Count = _LIMITS.stuck_checks
-    """Consecutive readings at which such a process is in state D and has not run."""
+    """Such a process is stuck if it is in state D, and has not run, for this many readings."""
     clock_offset_s: NotNegative = _LIMITS.clock_offset_s
     """A larger offset of the clock is a finding."""
     clock_hold_s: NotNegative = _LIMITS.clock_hold_s
@@ -85,7 +85,7 @@ class HostDetector(Detector):
             question = Question(paths, config.driver_processes, config.proc_root)
             answer = await ask(question, ANSWER_S)
             misses = misses + 1 if answer is None else 0
-            for signal in unreadable.report(HANGS if misses >= MISSES else ""):
+            for signal in unreadable.report(NO_READING if misses >= MISSES else ""):
                 yield signal
             if answer is not None:
                 if answer.hangs is not None:

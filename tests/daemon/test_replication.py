@@ -176,8 +176,8 @@ async def test_a_lease_counts_though_redis_does_not_let_it_wait(
 
     assert isinstance(first, Granted)
     assert second == first
-    assert store.unreplicated.startswith("Redis does not let writes wait for a replica")
-    assert "give the user of [redis] url '+wait'" in store.unreplicated
+    assert store.unreplicated.startswith("Redis does not allow this user to run WAIT")
+    assert "add '+wait' to the rights of the user in [redis] url" in store.unreplicated
 
 
 async def test_a_server_that_is_busy_once_is_still_waited_for(

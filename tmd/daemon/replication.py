@@ -34,9 +34,10 @@ more often, so that a plan is not delayed."""
 REFUSED_S = 60.0
 """A server that refuses WAIT is asked again after this long."""
 NOT_ALLOWED = (
-    "Redis does not let writes wait for a replica, if it has one; give the user of [redis] url "
-    "'+wait', as the redis.acl of this version does"
+    "Redis does not allow this user to run WAIT, so writes do not wait for a replica, if there is "
+    "one; add '+wait' to the rights of the user in [redis] url, as this version's redis.acl does"
 )
+NOT_KNOWN = "this Redis does not know WAIT, so writes do not wait for a replica, if there is one"
 KEPT_MS = 1000
 """Lifetime of the key that a probe writes."""
 
@@ -65,11 +66,14 @@ class Replication:
         self._replica = Replica.NONE
         self._heard_at = float("-inf")
         self.problem = ""
-        """Why the latest write may be lost in a fail-over, in a sentence; empty if it is not, or if
-        there has never been a replica."""
+        """Why the latest write may be lost if Redis fails over, in a sentence. Empty if a replica
+        has it, or if none is known and Redis lets writes wait."""
 
     async def evaluate(self, script: str, keys: Sequence[str], *args: Any) -> Any:
-        """Run ``script`` and wait. The reply is that of the script, replicated or not."""
+        """Run ``script``; wait for a replica if one is expected, or if it is time to look for one.
+
+        Returns the script's reply, replicated or not.
+        """
         if self._replica is Replica.EXPECTED:
             wait_ms = self._ms
         elif self._is_due(UNASKED_S):
@@ -114,7 +118,8 @@ class Replication:
             why = in_words(replicas)
             if _is_refusal(replicas):
                 self._replica = Replica.REFUSED
-                self._note(f"{NOT_ALLOWED}: {why}")
+                allowed = not isinstance(replicas, NoPermissionError)
+                self._note(f"{NOT_KNOWN if allowed else NOT_ALLOWED}: {why}")
                 # Servers that do not know a command may close the connection after their answer.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             elif expected:
@@ -130,7 +135,7 @@ class Replication:
 
     def _note(self, problem: str) -> None:
         if problem and not self.problem:
-            log.warning("a write may be lost in a fail-over", reason=problem)
+            log.warning("a write may be lost if Redis fails over to a replica", reason=problem)
         elif self.problem and not problem:
             log.info("writes reach a replica again, or there is none")
         self.problem = problem

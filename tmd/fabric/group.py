@@ -32,7 +32,7 @@ class Group(CollectiveGroup):
 
     @untraced
     def send(self, tensors: TensorList, dstRank: int, tag: int = 0) -> Work:
-        """Complete when the tensor may be changed, whether or not the message was received."""
+        """Its work completes when the tensor may be changed, received or not."""
         tensor = _single(tensors)
         self._need_rank(dstRank)
         self._fabric.passes.saw(FrameKind.MESSAGE)
@@ -49,13 +49,13 @@ class Group(CollectiveGroup):
                 patience = self._runner.patience
                 self._mailbox.send(standing, dstRank, header, view(inputs[0]), patience)
 
-        def job() -> None:
+        def task() -> None:
             self._runner.guarded(work, OutputRequest("send", (), tensors, staged.queued), act)
 
         # In the sandbox the operations of a group begin in the script's order.
         sandboxed = self._fabric.standing is None
         lane = self._runner.lane if sandboxed else self._mailbox.outbox(dstRank)
-        lane.run(job, inline=False)
+        lane.run(task, inline=False)
         return self._begun(work)
 
     @untraced
@@ -73,8 +73,8 @@ class Group(CollectiveGroup):
         self._fabric.passes.saw(FrameKind.MESSAGE)
         work = Work(tensors, self._fabric.blocked)
         work.source = max(source, 0)
-        # Messages of one sender and tag arrive in the order of their receives, and only those. The
-        # receives of a rank are mirrored and replayed in this order.
+        # Only messages of one sender and tag are sure to match receives in order. So receives are
+        # mirrored and replayed in order for each sender and tag.
         kind = "recv" if source != ANY else "recv_anysource"
         objects = under_way()
         if objects:
@@ -84,8 +84,8 @@ class Group(CollectiveGroup):
             kind, tensors, (), staged.queued, f"/{source}/{tag}", objects, objects
         )
         if self._fabric.standing is None:
-            job = lambda: self._runner.guarded(work, request, lambda _: None)  # noqa: E731
-            self._runner.lane.run(job, inline=False)
+            task = lambda: self._runner.guarded(work, request, lambda _: None)  # noqa: E731
+            self._runner.lane.run(task, inline=False)
         else:
             self._runner.guarded(
                 work,
@@ -126,19 +126,21 @@ class Group(CollectiveGroup):
         try:
             self._mailbox.post(wanted)
         except BaseException:
-            # Otherwise a shadow could not follow this rank. It may still be delivered, once.
+            # No shadow can follow a rank that awaits a message, so this one no longer counts. It
+            # may still be delivered; closing twice is harmless.
             awaited.close()
             raise
         return False
 
     @untraced
     def _start_coalescing(self, device: torch.device) -> None:
-        """Nothing to do: operations start at once."""
+        """Begin to collect the operations that _end_coalescing joins. They start at once."""
         coalescing.begin(self)
 
     @untraced
     def _end_coalescing(self, device: torch.device) -> Joint:
-        """Complete when the operations called since are; ranks that called none do not matter."""
+        """Its work completes when all operations since _start_coalescing have completed. Ranks that
+        called none need not take part."""
         return Joint(coalescing.end(self))
 
     def _need_rank(self, rank: int) -> None:

@@ -1,4 +1,7 @@
-"""The values that the parts of the simulation exchange. All times are seconds of virtual time."""
+"""The values that the parts of the simulation exchange.
+
+Times are virtual: in seconds where the name ends in ``_s``, else in hours.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ class Fault(Struct, frozen=True):
 
     at_s: float
     place: int
-    """Below the number of hosts in the job: the host that holds this rank then. Above: the standby
-    in this position, counted from the first."""
+    """Below the number of hosts in the job: the host that holds this rank at that time. Otherwise
+    a standby; the first one has the number of hosts as its place."""
     component: str
     fells: Fells = Fells.HOST
     repair_s: float = 0.0
@@ -63,7 +66,7 @@ class Cause(StrEnum):
 
 
 class Kind(StrEnum):
-    """Ways to go on after a loss."""
+    """Methods of going on after a loss."""
 
     RESTART = "restart"
     ELASTIC = "elastic"
@@ -72,7 +75,7 @@ class Kind(StrEnum):
 
 
 class Way(Struct, frozen=True):
-    """One of the compared ways."""
+    """One of the ways that are compared: a method and a number of standbys."""
 
     kind: Kind
     standbys: int
@@ -131,7 +134,8 @@ class Turn(NamedTuple):
     lasts_s: float = math.inf
     """The way is asked again after this time."""
     cause: Cause | None = None
-    """To what the time of the new phase is lost, unless the job trains."""
+    """The cause for which the time of the new phase counts as lost; ``None`` while the job
+    trains."""
     losses: tuple[LostWork, ...] = ()
     speed: float = 1.0
     """Share of the replicas that train."""

@@ -21,8 +21,8 @@ class Progress(Struct, frozen=True):
     done: int = 0
     """Operations that it has completed."""
     kept: int = 0
-    """The first operation that it can run again; -1: something in this step cannot be run again, so
-    that the step cannot be finished."""
+    """Number of the first operation that it can run again. -1: some operation of this step cannot
+    be run again, and so the step cannot be finished."""
     begun: int = 0
     """Operations that it has begun."""
 
@@ -54,7 +54,8 @@ def reruns(places: Sequence[Place]) -> dict[str, Rerun] | None:
 
     ``None`` if the step has to be repeated: the ranks are not in the same step, or a rank cannot
     run an operation again that another one lacks, or a rank begins the step afresh and scripts
-    call operations between the previous vote and the step: the other ranks are past those.
+    call operations between the previous vote and the step. That rank would call these again, and
+    the other ranks would not.
     """
     if len({place.step for place in places}) > 1:
         return None

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from tmd.core.values.errors import ConfigError
 
 CUDA, CPU = "TMD_CUDA", "TMD_CPU"
-"""Variables: ``auto``, ``nccl`` or ``staged`` for tensors of a GPU; ``own``, and for tests ``ring``
-or ``gloo``, for those of the CPU."""
+"""Variables. The first: ``auto``, ``nccl`` or ``staged``. The second: ``own`` or, for tests,
+``ring`` or ``gloo``, which override the first."""
 OLDEST = (2, 26, 2)
 """Older versions may hang in an abort (nccl issue 1013, pytorch issue 119797)."""
 CRASHING = ((2, 28, 3), (2, 28, 8))
@@ -43,7 +43,7 @@ def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
     """The carrier of the collectives of this process, and why.
 
     Raises:
-        ConfigError: a variable has another value, or asks for what this machine lacks.
+        ConfigError: a variable has an unknown value, or asks for what this machine lacks.
     """
     cuda = _value(environment, CUDA, "auto", ("auto", "nccl", "staged"))
     cpu = _value(environment, CPU, "own", ("own", "ring", "gloo"))
