@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .reader import NicReader
-from .snapshot import ScopeReading, Snapshot
-
-ABSENT = 256
-"""Most ports that are not there of which the interface is remembered: an argument of a process may
-have 128 KiB."""
+from .snapshot import ScopeReading, Snapshot, absent
 
 
 class ReaderArguments(NamedTuple):
@@ -32,9 +28,8 @@ class ReaderArguments(NamedTuple):
     def after(self, snapshot: Snapshot) -> ReaderArguments:
         """For a process that goes on after this one, whose last answer was ``snapshot``."""
         interfaces = {port.identity: port.interface for port in snapshot.there if port.interface}
-        absent = [each for each in self.interfaces.items() if each[0] not in interfaces]
         return self._replace(
-            interfaces={**dict(absent[-ABSENT:]), **interfaces},
+            interfaces={**absent(self.interfaces, interfaces), **interfaces},
             in_scope=tuple(port.name for port in snapshot.ports),
         )
 

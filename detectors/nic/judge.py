@@ -11,7 +11,7 @@ from tmd.plugin import Severity, Signal, State
 
 from .counters import CounterHistory, NicFinding
 from .links import DOWN, LinkHistory, LinkLimits
-from .snapshot import BondedPort, Medium, Port, SeenPort, Snapshot
+from .snapshot import BondedPort, Medium, Port, SeenPort, Snapshot, absent
 
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
@@ -20,9 +20,6 @@ MISSES = 3
 SETTLED_LOOKS = 12
 """A bond that replaces the RDMA devices of its ports does so within a moment. Ports that are in it
 for this many snapshots keep devices of their own."""
-ABSENT = 256
-"""Most ports that are remembered although they are neither there nor missed: devices may come and
-go with the containers of a host."""
 
 
 class NicRules(Struct, frozen=True):
@@ -161,10 +158,8 @@ class NicFindings:
             if port.instance:
                 before = self.seen.get(port.identity, SeenPort())
                 found[port.identity] = SeenPort(port.interface or before.interface, port.instance)
-        others = {name: port for name, port in self.seen.items() if name not in found}
-        missed = {name: port for name, port in others.items() if name in self._ports}
-        absent = [(name, port) for name, port in others.items() if name not in missed]
-        return {**dict(absent[-ABSENT:]), **missed, **found}
+        missed = {name: port for name, port in self.seen.items() if name in self._ports}
+        return {**absent(self.seen, {**missed, **found}), **missed, **found}
 
     def _in_bonds(self, snapshot: Snapshot) -> dict[str, BondedPort]:
         """``bonded`` after ``snapshot``. A port that is missed stays what it was."""

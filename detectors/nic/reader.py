@@ -115,10 +115,9 @@ class NicReader:
                 continue
             for number in _names(f"{folder}/ports"):
                 port = self._placed(device, number, interfaces)
-                own = port.interface if port.interface in interfaces else ""
                 last = self._interfaces.get(port.identity, "")
-                if self._wanted(port.names, own in default, (*port.names, last)):
-                    yield self._rdma_port(port, device, number, own, nodes.get(port.name, ()))
+                if self._wanted(port.names, port.interface in default, (*port.names, last)):
+                    yield self._rdma_port(port, device, number, nodes.get(port.name, ()))
                 else:
                     outside.append(port)
 
@@ -135,12 +134,9 @@ class NicReader:
             instance=_instance(folder),
         )
 
-    def _rdma_port(
-        self, placed: Port, device: str, number: str, interface: str, nodes: tuple[str, ...]
-    ) -> Port:
-        """``placed`` with its state and counters. ``interface``: the one that it has now, or
-        empty."""
-        folder = f"{self._rdma}/{device}"
+    def _rdma_port(self, placed: Port, device: str, number: str, nodes: tuple[str, ...]) -> Port:
+        """``placed`` with its state and counters."""
+        folder, interface = f"{self._rdma}/{device}", placed.interface
         port = f"{folder}/ports/{number}"
         state, phys = _text(f"{port}/state"), _text(f"{port}/phys_state")
         up = PORT_UP.get(_number(state))

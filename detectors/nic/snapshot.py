@@ -5,8 +5,15 @@ Named tuples: the reading process uses the standard library alone.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+ABSENT = 256
+"""Most ports that are remembered although nothing else needs them: devices come and go with the
+containers of a host, and an argument of a process may have 128 KiB."""
+
+V = TypeVar("V")
 
 
 class Medium(StrEnum):
@@ -89,3 +96,9 @@ class ScopeReading(NamedTuple):
     exclude: tuple[str, ...] = ()
     no_counters: tuple[str, ...] = ()
     """Ports whose counters are never read."""
+
+
+def absent(known: Mapping[str, V], needed: Container[str]) -> dict[str, V]:
+    """The newest entries of ``known`` that are not ``needed``, at most :data:`ABSENT`."""
+    others = [each for each in known.items() if each[0] not in needed]
+    return dict(others[-ABSENT:])

@@ -12,12 +12,12 @@ from contextlib import ExitStack, aclosing
 
 import pytest
 from tmd_detectors.kept import boot_id, recall
-from tmd_detectors.nic.child import ABSENT, ReaderArguments
+from tmd_detectors.nic.child import ReaderArguments
 from tmd_detectors.nic.detector import NicConfig, NicDetector
 from tmd_detectors.nic.judge import NicRules
 from tmd_detectors.nic.memory import NicMemory, RememberedPorts
 from tmd_detectors.nic.probe import NicProbe
-from tmd_detectors.nic.snapshot import Medium, Port, ScopeReading, Snapshot
+from tmd_detectors.nic.snapshot import ABSENT, Medium, Port, ScopeReading, Snapshot
 
 from tests.plugins.sysfs import Tree
 from tmd.plugin import Severity, State

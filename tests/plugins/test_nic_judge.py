@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.nic.counters import CounterHistory
-from tmd_detectors.nic.judge import ABSENT, NicFindings, NicRules
+from tmd_detectors.nic.judge import NicFindings, NicRules
 from tmd_detectors.nic.links import LinkLimits
-from tmd_detectors.nic.snapshot import Medium, Port, Snapshot
+from tmd_detectors.nic.snapshot import ABSENT, Medium, Port, Snapshot
 
 from tmd.plugin import Severity, State
 
@@ -294,15 +294,12 @@ def test_a_port_that_is_out_of_scope_after_a_restart_is_not_missed(before):
     assert again.known == ()
 
 
-@pytest.mark.parametrize("name", ["mlx5_bond_0/1", "rocep59s0f0/1"])
-@pytest.mark.parametrize("in_scope", [True, False])
-def test_a_port_whose_interface_was_bonded_is_not_missed(name, in_scope):
-    """The new RDMA device of the bond, with the identity of the first port, stands for both. It may
-    have the name of the first device, and the default route may lead over it."""
-    first, second = (
+def ports_of_a_card(prefix):
+    """Two, each with a device and an interface of its own."""
+    return tuple(
         PORT._replace(
             identity=f"guid{n}/1",
-            name=f"rocep59s0f{n}/1",
+            name=f"{prefix}{n}/1",
             medium=Medium.ROCE,
             interface=f"eth{n}",
             card="0000:3b:00",
@@ -310,12 +307,22 @@ def test_a_port_whose_interface_was_bonded_is_not_missed(name, in_scope):
         )
         for n in range(2)
     )
+
+
+BONDED = {"eth0": "bond0", "eth1": "bond0"}
+
+
+@pytest.mark.parametrize("name", ["mlx5_bond_0/1", "rocep59s0f0/1"])
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_a_port_whose_interface_was_bonded_is_not_missed(name, in_scope):
+    """The new RDMA device of the bond, with the identity of the first port, stands for both. It may
+    have the name of the first device, and the default route may lead over it."""
+    first, second = ports_of_a_card("rocep59s0f")
     bond = first._replace(name=name, instance=3)
-    masters = {"eth0": "bond0", "eth1": "bond0"}
     findings = NicFindings(RULES_OF_ALL)
     list(findings.observe(Snapshot((first, second)), 0))
-    interfaces = tuple(Port(eth, eth, Medium.ETHERNET) for eth in masters)
-    bonded = Snapshot((bond,) * in_scope, (*interfaces, *(bond,) * (not in_scope)), masters)
+    interfaces = tuple(Port(eth, eth, Medium.ETHERNET) for eth in BONDED)
+    bonded = Snapshot((bond,) * in_scope, (*interfaces, *(bond,) * (not in_scope)), BONDED)
     again = restarted(findings)
     found = [codes(f.observe(bonded, t)) for f in (findings, again) for t in (5, 10, 15, 100)]
 
@@ -359,25 +366,14 @@ def test_a_port_that_is_gone_is_missed_although_its_interface_has_a_master(other
 @pytest.mark.parametrize("restarts", [True, False])
 def test_a_port_is_missed_although_another_one_of_its_card_and_bond_stays(in_scope, restarts):
     """That one has never been up, or is out of scope. Its device is not new."""
-    lost, there = (
-        PORT._replace(
-            identity=f"guid{n}/1",
-            name=f"mlx5_{n}/1",
-            medium=Medium.ROCE,
-            up=n == 0,
-            interface=f"eth{n}",
-            card="0000:3b:00",
-            instance=n + 1,
-        )
-        for n in range(2)
-    )
-    masters = {"eth0": "bond0", "eth1": "bond0"}
+    lost, there = ports_of_a_card("mlx5_")
+    there = there._replace(up=False)
     inside, outside = ((there,), ()) if in_scope else ((), (there,))
     findings = NicFindings(RULES_OF_ALL)
-    list(findings.observe(Snapshot((lost, *inside), outside, masters), 0))
+    list(findings.observe(Snapshot((lost, *inside), outside, BONDED), 0))
     if restarts:
         findings = restarted(findings)
-    after = Snapshot(inside, outside, masters)
+    after = Snapshot(inside, outside, BONDED)
     found = [each for t in (5, 10, 15, 20) for each in codes(findings.observe(after, t))]
 
     assert found == [("nic.gone", Severity.FATAL)]
@@ -388,26 +384,15 @@ def test_a_port_is_missed_although_another_one_of_its_card_and_bond_stays(in_sco
 def test_a_port_of_an_old_bond_is_missed_after_a_reset_of_its_card(restarts, back):
     """Both ports have had devices of their own in it. Only one comes back, or the other comes back
     later and is down."""
-    first, second = (
-        PORT._replace(
-            identity=f"guid{n}/1",
-            name=f"mlx5_{n}/1",
-            medium=Medium.ROCE,
-            interface=f"eth{n}",
-            card="0000:3b:00",
-            instance=n + 1,
-        )
-        for n in range(2)
-    )
-    masters = {"eth0": "bond0", "eth1": "bond0"}
+    first, second = ports_of_a_card("mlx5_")
     findings = NicFindings(RULES_OF_ALL)
     for at in range(0, 100, 5):
-        list(findings.observe(Snapshot((first, second), (), masters), at))
+        list(findings.observe(Snapshot((first, second), (), BONDED), at))
     if restarts:
         findings = restarted(findings)
     reset, lost = first._replace(instance=7), second._replace(instance=8, up=False, state="1: DOWN")
-    story = [Snapshot((), (), masters), Snapshot((reset,), (), masters)]
-    story += [Snapshot((reset, lost) if back else (reset,), (), masters)] * 5
+    story = [Snapshot((), (), BONDED), Snapshot((reset,), (), BONDED)]
+    story += [Snapshot((reset, lost) if back else (reset,), (), BONDED)] * 5
     found = [codes(findings.observe(now, 100 + 5 * n)) for n, now in enumerate(story)]
 
     code = "nic.down" if back else "nic.gone"
