@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import structlog
 
@@ -24,8 +25,6 @@ STOP_S = 5.0
 """Longest wait for a detector that is to end."""
 BLOCKS_S = 1.0
 """A detector that keeps the event loop for this long keeps the daemon from its work."""
-
-T = TypeVar("T")
 
 
 class Context:
@@ -91,32 +90,32 @@ async def supported(loaded: LoadedDetector) -> None:
         await asyncio.sleep(ASK_S)
 
 
-class TimedSteps(Generic[T]):
-    """Awaits ``work``. ``blocked`` is called with the seconds of each step that keeps the event
-    loop for longer than ``BLOCKS_S``."""
+Watching = Coroutine[Any, Any, None]
 
-    def __init__(self, work: Awaitable[T], blocked: Callable[[float], None]) -> None:
-        self._work = work
-        self._blocked = blocked
 
-    def __await__(self) -> Generator[Any, Any, T]:
-        steps = self._work.__await__()
-        step = partial(next, steps)
-        while True:
-            began = time.monotonic()
-            try:
-                waits_for = step()
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            finally:
-                if (took := time.monotonic() - began) > BLOCKS_S:
-                    self._blocked(took)
-            try:
-                yield waits_for
-                step = partial(next, steps)
-            except BaseException as error:  # a cancellation, which the work may catch
-                step = partial(steps.throw, error)
+async def timed(begin: Callable[[], Watching], blocked: Callable[[float], None]) -> None:
+    """Begin a coroutine and await it. ``blocked`` is called with the seconds of each step that
+    keeps the event loop for longer than ``BLOCKS_S``."""
+    await _steps(begin(), blocked)
+
+
+@types.coroutine
+def _steps(work: Watching, blocked: Callable[[float], None]) -> Generator[Any, Any, None]:
+    step = partial(work.send, None)
+    while True:
+        began = time.monotonic()
+        try:
+            waits_for = step()
+        except StopIteration:
+            return
+        finally:
+            if (took := time.monotonic() - began) > BLOCKS_S:
+                blocked(took)
+        try:
+            yield waits_for
+            step = partial(work.send, None)
+        except BaseException as error:  # a cancellation, which the work may catch
+            step = partial(work.throw, error)
 
 
 class DetectorRun:
@@ -124,22 +123,22 @@ class DetectorRun:
     cancelled, and must hold up nobody then.
 
     Args:
-        work: the detector.
+        begin: begins the detector.
         context: records when it was last alive.
         deadline_s: how long it may be silent; ``None`` is for ever.
         stuck: called if it has missed its deadline and does not stop.
-        blocked: see :class:`TimedSteps`.
+        blocked: see :func:`timed`.
     """
 
     def __init__(
         self,
-        work: Coroutine[Any, Any, None],
+        begin: Callable[[], Watching],
         context: Context,
         deadline_s: float | None,
         stuck: Callable[[], None],
         blocked: Callable[[float], None],
     ) -> None:
-        self._running = asyncio.create_task(_timed(work, blocked))
+        self._running = asyncio.create_task(timed(begin, blocked))
         self._context = context
         self._deadline_s = deadline_s
         self._stuck = stuck
@@ -176,10 +175,6 @@ class DetectorRun:
         finally:
             keeper.cancel()
         self._missed = not self._running.done()
-
-
-async def _timed(work: Coroutine[Any, Any, None], blocked: Callable[[float], None]) -> None:
-    await TimedSteps(work, blocked)
 
 
 async def _overdue(context: Context, deadline_s: float) -> None:

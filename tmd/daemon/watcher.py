@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -245,28 +246,23 @@ class Watcher:
         context = Context(self._host, loaded, self._roster)
         recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
 
-        is_stuck = False
-
         def stuck() -> None:
-            nonlocal is_stuck
-            is_stuck = True
             recovery.cancel()
             self._report_failure(loaded, "missed its deadline and does not stop")
 
         def blocked(seconds: float) -> None:
             nonlocal recovery
             log.warning("detector blocks", detector=loaded.origin.name, seconds=round(seconds, 1))
-            if is_stuck:
-                return  # the finding that it does not stop stays
+            if recovery.cancelled():
+                return  # it is stuck, and that finding stays
             recovery.cancel()
             loop = asyncio.get_running_loop()
             recovery = loop.call_later(RESTART_S[1], self._recovered, loaded)
             problem = f"keeps the daemon from its work, last for {seconds:.1f} s: watch() blocks"
             self._report_failure(loaded, problem)
 
-        run = DetectorRun(
-            self._watch(watched, context), context, loaded.detector.deadline_s, stuck, blocked
-        )
+        begin = partial(self._watch, watched, context)
+        run = DetectorRun(begin, context, loaded.detector.deadline_s, stuck, blocked)
         try:
             while True:
                 try:
