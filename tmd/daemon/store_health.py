@@ -24,13 +24,25 @@ class StoreHealth:
 
     def __init__(self) -> None:
         self.state = StoreState()
+        self._lost_at: float | None = None
+        self._back_at: float | None = None
+        """When the latest outage began and ended (monotonic)."""
         self._pauses: dict[StoreLoop, float] = {}
+
+    def outage_began_s(self, within_s: float) -> float | None:
+        """Seconds since the latest outage began, if it lasts or ended at most ``within_s`` ago."""
+        if self._lost_at is None:
+            return None
+        if self._back_at is not None and _now() - self._back_at > within_s:
+            return None
+        return _now() - self._lost_at
 
     def worked(self, loop: StoreLoop) -> None:
         """Note that the latest attempt succeeded, or that there is nothing to attempt."""
         self._pauses.pop(loop, None)
         self.state, change = worked(self.state, loop, _now())
         if change is HealthChange.BACK:
+            self._back_at = _now()
             log.info("store is available again")
 
     async def failed(self, loop: StoreLoop, error: StoreUnavailable) -> None:
@@ -38,6 +50,7 @@ class StoreHealth:
         cause = str(error)
         self.state, change = failed(self.state, loop, cause, _now())
         if change is HealthChange.LOST:
+            self._lost_at, self._back_at = _now(), None
             log.warning("store unavailable, no new decisions", loop=loop, error=cause)
         elif change is HealthChange.OTHER_CAUSE:
             log.warning("store unavailable for another reason, too", loop=loop, error=cause)

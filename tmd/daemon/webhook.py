@@ -64,9 +64,6 @@ class Webhook:
         self._store_health = store_health
         self._announced: Announced | None = None
         """As this daemon has last read or written it; ``None`` unless it is current."""
-        self._away_at: float | None = None
-        self._back_at: float | None = None
-        """When the latest outage of the store began and ended (monotonic)."""
         self._past: tuple[float, float] | None = None
         """What happened before the first time (wall clock) is not announced, until the second one
         (monotonic)."""
@@ -74,7 +71,7 @@ class Webhook:
     async def run(self) -> None:
         """Run until cancelled."""
         while not self._candidate.leading:
-            await self._pause()
+            await self.bell.wait(self._config.poll_s)
         # Only the leader needs the client: it costs a daemon memory and start-up time.
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
@@ -90,29 +87,13 @@ class Webhook:
                     more = self._candidate.leading and await self._turn(session)
                 except StoreUnavailable as error:
                     await self._store_health.failed(StoreLoop.WEBHOOK, error)
-                    self._note_outage()
                     continue
                 if not self._candidate.leading:
                     self._store_health.worked(StoreLoop.WEBHOOK)
                     if not self._store_health.state.down:
                         self._announced = None  # the next leader continues from the store
                 if not more:
-                    await self._pause()
-
-    async def _pause(self) -> None:
-        self._note_outage()
-        await self.bell.wait(self._config.poll_s)
-
-    def _note_outage(self) -> None:
-        now = time.monotonic()
-        if self._store_health.state.down:
-            if self._away_at is None or self._back_at is not None:
-                self._away_at = now
-            self._back_at = None
-        elif self._away_at is not None:
-            self._back_at = now if self._back_at is None else self._back_at
-            if now - self._back_at > REPLAY_S:
-                self._away_at = self._back_at = None
+                    await self.bell.wait(config.poll_s)
 
     async def _turn(self, session: ClientSession) -> bool:
         """Announce what is new; return whether there may be more."""
@@ -150,12 +131,12 @@ class Webhook:
     async def _begun(self) -> Announced:
         ended = of_migrations((await self._store.jobs()).records)
         shown = [notice.id for notice in ended]
-        if self._away_at is None:
+        outage_s = self._store_health.outage_began_s(REPLAY_S)
+        if outage_s is None:
             return Announced().plus(ended, await self._store.newest_alert(), shown)
-        now = time.monotonic()
         # The clock of the store: that of this host may be wrong.
-        before = await self._store.clock() - (now - self._away_at) - SKEW_S
-        self._past = before, now + REPLAY_S
+        before = await self._store.clock() - outage_s - SKEW_S
+        self._past = before, time.monotonic() + REPLAY_S
         return Announced().plus([n for n in ended if n.at < before], "", shown)
 
     def _is_past(self, notice: Notice) -> bool:
