@@ -384,8 +384,8 @@ def _known(section: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def nearest(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1)
-    if near:
+    """The end of a sentence about an unknown ``word``: the nearest of ``known``, or all of them."""
+    if near := difflib.get_close_matches(word, list(known), n=1):
         return f"; did you mean '{near[0]}'?"
     return f"; known are {', '.join(sorted(known))}" if known else ""
 

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
 import pytest
 
@@ -25,28 +26,25 @@ from tmd.plugin import (
 HERE = __name__
 
 
-class RenamedConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    poll_s: float = 1.0
-
-
-class Renamed(Detector):
-    name = "renamed"
-    Config = RenamedConfig
-
-    async def watch(self, ctx):
-        yield
-
-
 class KeenConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     limit: int = 3
 
 
 class Keen(Detector):
     name = "keen"
-    Config = KeenConfig
+    Config: ClassVar[type[DetectorConfig]] = KeenConfig
 
     async def watch(self, ctx):
         yield
+
+
+class RenamedConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    poll_s: float = 1.0
+
+
+class Renamed(Keen):
+    name = "renamed"
+    Config = RenamedConfig
 
 
 class Odd(Policy):

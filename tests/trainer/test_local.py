@@ -1,17 +1,15 @@
 """A poisoned step leaves no trace, and rank-local state survives the loss of its rank."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
@@ -52,13 +50,6 @@ def test_undo_puts_buffers_back_and_clears_gradients() -> None:
         assert all(torch.equal(v, before[k]) for k, v in model.named_buffers())
         assert all(p.grad is None for p in model.parameters())
         model(torch.randn(4, 3))
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group")

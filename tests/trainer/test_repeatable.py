@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.trainer.standalone import Script
 from tmd.trainer.state.data import Position
@@ -60,7 +57,7 @@ class Gathering(Evaluated):
 
     def others(self) -> dict[str, Any]:
         self.sharded = nn.Linear(1, 1)
-        fully_shard(self.sharded, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(self.sharded, mesh=init_device_mesh("cpu", (2,)))
         return {**super().others(), "sharded": self.sharded}
 
     def _evaluate(self) -> int:
@@ -68,13 +65,6 @@ class Gathering(Evaluated):
             self.sharded(torch.ones(1, 1))
         self.within = type(self.sharded.weight)
         return super()._evaluate()
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("group")

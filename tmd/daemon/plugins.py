@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,16 +56,11 @@ class LoadedDetector(Struct, frozen=True):
         Raises:
             PluginError: it does not say so.
         """
-        try:
-            reason: object = self.detector.supported_with(self.config)
-        except Exception as error:  # foreign code may raise anything
-            raise PluginError(
-                f"{self.origin}: supported_with() fails: {in_words(error)}"
-            ) from error
+        reason: object = self._ask(self.detector.supported_with)
         if reason is None or isinstance(reason, str):
             return reason
         raise PluginError(
-            f"{self.origin}: supported_with() gives {reason!r}, no reason and no None"
+            f"{self.origin}: supported_with() gives {reason!r}, neither a reason nor None"
         )
 
     def sources(self) -> str:
@@ -74,10 +69,14 @@ class LoadedDetector(Struct, frozen=True):
         Raises:
             PluginError: it does not say so.
         """
+        return str(self._ask(self.detector.sources_with))
+
+    def _ask(self, method: Callable[[DetectorConfig], object]) -> object:
         try:
-            return str(self.detector.sources_with(self.config))
+            return method(self.config)
         except Exception as error:  # foreign code may raise anything
-            raise PluginError(f"{self.origin}: sources_with() fails: {in_words(error)}") from error
+            why = f"{method.__name__}() fails: {in_words(error)}"
+            raise PluginError(f"{self.origin}: {why}") from error
 
 
 def installed(group: str) -> list[EntryPoint]:
@@ -140,13 +139,14 @@ def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None
     """
     points = installed(POLICY_GROUP) if points is None else points
     found = load(points, Policy, settings.plugins)
+    known = {p.name for p in points}
     for name in settings.policies.own:
-        if name not in {p.name for p in points}:
+        if name not in known:
             raise ConfigError(
                 f"[policies.{name}]: no such policy is installed; 'tmd plugins' lists them"
             )
     for name in settings.policies.enabled:
-        if name not in found and name in {p.name for p in points}:
+        if name in known - found.keys():
             raise ConfigError(
                 f"[policies] enabled: '{name}' is installed, but [plugins] allow or deny excludes "
                 "it"
