@@ -91,7 +91,7 @@ class Launcher:
         self._exits: list[Exit] = []
         self._daemon: socket.socket | None = None
         self._missed = False
-        """Whether nothing more is said of a daemon that is not there."""
+        """Whether a daemon has answered, or its absence has been logged."""
         self._inbox = bytearray()
         self._next_dial = 0.0
         self._kill_at: float | None = None
@@ -299,7 +299,7 @@ class Launcher:
             self._tell(wire.Exited(known))
 
     def _miss(self, error: str) -> None:
-        """Say once that there is no daemon; the loss of one is said elsewhere."""
+        """Log once that no daemon answers. The loss of one is logged where the connection ends."""
         if not self._missed:
             log.warning(
                 "no daemon answers, and the workers wait for it: start 'tmd daemon' on this host, "

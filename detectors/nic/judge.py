@@ -183,8 +183,8 @@ class NicFindings:
             yield from self._update(self._ports.pop(identity), {})
 
     def _bonded(self, snapshot: Snapshot, gone: Set[str]) -> set[str]:
-        """Those of ``gone`` whose RDMA devices a bond has replaced: it is new to them, and another
-        port of the card that is in it has a new device, too."""
+        """Those of ``gone`` whose RDMA devices a bond has replaced: they joined it recently, and
+        another of its ports on the same card has a new device."""
 
         def bond(port: Port) -> tuple[str, str]:
             return port.card, snapshot.masters.get(port.interface, "")

@@ -94,8 +94,8 @@ Watching = Coroutine[Any, Any, None]
 
 
 async def timed(begin: Callable[[], Watching], blocked: Callable[[float], None]) -> None:
-    """Begin a coroutine and await it. ``blocked`` is called with the seconds of each step that
-    keeps the event loop for longer than ``BLOCKS_S``."""
+    """Begin a coroutine and await it. ``blocked`` gets the duration in seconds of each step that
+    holds the event loop for longer than ``BLOCKS_S``."""
     await _steps(begin(), blocked)
 
 

@@ -29,7 +29,7 @@ class StoreHealth:
         """When the latest outage began and ended (monotonic)."""
         self._pauses: dict[StoreLoop, float] = {}
 
-    def outage_began_s(self, within_s: float) -> float | None:
+    def outage_age_s(self, within_s: float) -> float | None:
         """Seconds since the latest outage began, if it lasts or ended at most ``within_s`` ago."""
         if self._lost_at is None:
             return None

@@ -118,9 +118,9 @@ class Webhook:
     async def _known(self) -> Announced:
         """What was announced. A cluster without announcements skips its past.
 
-        A store that has come back empty knows nothing. A leader that led before the outage knows
-        it itself. Another one announces what has happened since the outage began, and not what the
-        hosts publish again.
+        A store that has come back empty does not say. A leader that also led before the outage
+        remembers. Another one announces what has happened since the outage began, and not what
+        the hosts publish again.
         """
         announced = await self._store.announced() or self._announced
         if announced is None:
@@ -131,7 +131,7 @@ class Webhook:
     async def _begun(self) -> Announced:
         ended = of_migrations((await self._store.jobs()).records)
         shown = [notice.id for notice in ended]
-        outage_s = self._store_health.outage_began_s(REPLAY_S)
+        outage_s = self._store_health.outage_age_s(REPLAY_S)
         if outage_s is None:
             return Announced().plus(ended, await self._store.newest_alert(), shown)
         # The clock of the store: that of this host may be wrong.

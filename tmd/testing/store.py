@@ -29,10 +29,10 @@ class MemoryStore:
         self.away = False
         """While true every call raises StoreUnavailable."""
         self.answers = asyncio.Event()
-        """While it is cleared, calls get no answer and wait for it."""
+        """Calls wait while it is cleared, as if the server did not answer."""
         self.answers.set()
         self.waiting = 0
-        """Calls that wait for an answer now."""
+        """Number of calls that wait now."""
         self.unreplicated = ""
         """Why what is written now may be lost in a failover of Redis; empty if a replica has it."""
         self.clock_epoch = 1_000

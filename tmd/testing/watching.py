@@ -1,7 +1,7 @@
 """Runs ``watch()`` of a detector in an event loop of its own, and times how it behaves there.
 
-The loop is that of a thread which is given up if the detector does not let it end: the loop of the
-author's test would wait for the detector for ever.
+The loop runs in a thread that is abandoned if the detector does not let it end. In the loop of the
+author's test, pytest would wait for such a detector forever.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCKS_S = 0.5
 """A detector that keeps the event loop for this long blocks the daemon."""
 SLACK_S = 10.0
 SLEEPS = 3
-"""So many sleeps of a detector are over at once."""
+"""This many first sleeps of a detector return at once."""
 MOST_SIGNALS = 10_000
 
 Check = Callable[[Detector, object], None]
@@ -51,8 +51,8 @@ class HurriedContext(FakeContext):
 async def watched(
     detector: Detector, make: Callable[[], FakeContext], close_s: float, check: Check
 ) -> None:
-    """Watch and close ``detector``; ``check`` looks at each signal. The caller's loop goes on: the
-    detector may ask a server in it.
+    """Watch and close ``detector``; ``check`` looks at each signal. The caller's loop keeps
+    running, so the detector may talk to a server in it.
 
     Raises:
         BrokenContract: the first violation.
