@@ -43,7 +43,16 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
 from tmd.demo.report import DemoTrace, read_trace
 from tmd.simulate import compare, costs
 from tmd.simulate.costs import Costs
-from tmd.simulate.values import HOUR, Fault, Fells, Job, Kind, Outcome, Warned, Way
+from tmd.simulate.values import (
+    HOUR,
+    Fault,
+    Fells,
+    Job,
+    Outcome,
+    RecoveryMethod,
+    RecoverySetup,
+    Warned,
+)
 
 NOTICE_S = 30.0
 """From a drain to the end of the maintenance: the drain is withdrawn then."""
@@ -235,7 +244,9 @@ def predicted(known: Costs, trace: Sequence[Fault], window_s: float) -> Outcome:
     job = Job(len(RANKS), hours=window_s / HOUR)
     rules = compare.rules_of(Settings(), announced=False)
     return compare.outcome(
-        compare.Study(job, known, rules, 0.0, 0), trace, Way(Kind.WARM, len(STANDBY))
+        compare.Study(job, known, rules, 0.0, 0),
+        trace,
+        RecoverySetup(RecoveryMethod.WARM, len(STANDBY)),
     )
 
 

@@ -51,9 +51,7 @@ class HostFindings:
             text = f"the file system of {answer.hangs} does not answer"
             yield from self._set(DISK_HANGS, _disk(answer.hangs), Severity.WARNING, True, text)
         yield from self._pressure(facts.pressure_percent)
-        yield from self._growth(
-            OOM_KILL, facts.oom_kills, "processes killed by the out-of-memory killer", now
-        )
+        yield from self._growth(OOM_KILL, facts.oom_kills, "out-of-memory kills", now)
         yield from self._growth(HUNG_TASK, facts.hung_tasks, "hung tasks", now)
         yield from self._stuck(facts.sleeping)
         if answer.clock is not None:
@@ -93,7 +91,7 @@ class HostFindings:
             self._grew_at[code] = now
         grew_at = self._grew_at.get(code)
         holds = grew_at is not None and now - grew_at < self._limits.quiet_s
-        text = f"{max(0, count - before)} {what}, {count} since boot"
+        text = f"new {what}: {max(0, count - before)}, since boot: {count}"
         yield from self._set(code, HOST, Severity.WARNING, holds, text)
 
     def _stuck(self, sleeping: tuple[Process, ...]) -> Iterator[Signal]:

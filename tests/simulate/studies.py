@@ -7,7 +7,7 @@ from msgspec import structs
 from tmd.config import Settings
 from tmd.simulate.compare import Study, outcome, rules_of
 from tmd.simulate.costs import Costs
-from tmd.simulate.values import HOUR, Fault, Job, Kind, Outcome, Way
+from tmd.simulate.values import HOUR, Fault, Job, Outcome, RecoveryMethod, RecoverySetup
 
 COSTS = Costs(
     step_s=10.0,
@@ -45,10 +45,12 @@ def fault(at_s: float, place: int = 0, repair_h: float = 1000.0, **changes: obje
     return structs.replace(plain, **changes)
 
 
-def played(kind: Kind, standbys: int, *faults: Fault, asked: Study | None = None) -> Outcome:
+def played(
+    method: RecoveryMethod, standbys: int, *faults: Fault, asked: Study | None = None
+) -> Outcome:
     """What becomes of a small job, or of the one in ``asked``."""
     trace = sorted(faults, key=lambda f: f.at_s)
-    return outcome(asked or study(), trace, Way(kind, standbys))
+    return outcome(asked or study(), trace, RecoverySetup(method, standbys))
 
 
 def lost_s(one: Outcome) -> dict[str, float]:

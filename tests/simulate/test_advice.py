@@ -11,30 +11,34 @@ from tests.simulate.studies import COSTS, fault, played, study
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import chart
 from tmd.simulate.advice import Price, mean, recommended, sentences, snapshot_steps
-from tmd.simulate.compare import outcome, ways
-from tmd.simulate.values import HOUR, Job, Kind, Outcome, Way
+from tmd.simulate.compare import outcome, setups
+from tmd.simulate.values import HOUR, Job, Outcome, RecoveryMethod, RecoverySetup
 
 PRICE = Price(gpu_hour=2.0, gpus=8)
 JOB = Job(4, hours=100.0)
 
 
-def useful(kind: Kind, standbys: int, hours: float) -> Outcome:
-    return Outcome(Way(kind, standbys), 100.0, hours, {"hold": 100.0 - hours}, 3.0, {}, 600.0)
+def useful(method: RecoveryMethod, standbys: int, hours: float) -> Outcome:
+    return Outcome(
+        RecoverySetup(method, standbys), 100.0, hours, {"hold": 100.0 - hours}, 3.0, {}, 600.0
+    )
 
 
 def advice(*found: Outcome, job: Job = JOB):
     return recommended(
-        {one.way: [one] for one in found}, job, PRICE, snapshot_steps(job, COSTS, HOUR)
+        {one.setup: [one] for one in found}, job, PRICE, snapshot_steps(job, COSTS, HOUR)
     )
 
 
 def test_a_standby_is_kept_as_long_as_it_gains_more_than_it_costs() -> None:
     """Four hosts for an hour cost 64; a standby for 100 h costs 1,600, as 25 h of the job."""
     found = advice(
-        useful(Kind.WARM, 0, 40.0), useful(Kind.WARM, 1, 80.0), useful(Kind.WARM, 2, 90.0)
+        useful(RecoveryMethod.WARM, 0, 40.0),
+        useful(RecoveryMethod.WARM, 1, 80.0),
+        useful(RecoveryMethod.WARM, 2, 90.0),
     )
 
-    assert found.best.way == Way(Kind.WARM, 1)
+    assert found.best.setup == RecoverySetup(RecoveryMethod.WARM, 1)
     assert [o.gained_h for o in found.options] == [0.0, 40.0, 10.0]
     assert [o.worth for o in found.options] == [0.0, 40 * 64.0, 10 * 64.0]
     assert [o.price for o in found.options] == [0.0, 1600.0, 1600.0]
@@ -42,25 +46,29 @@ def test_a_standby_is_kept_as_long_as_it_gains_more_than_it_costs() -> None:
 
 
 def test_a_standby_that_gains_nothing_is_not_kept() -> None:
-    found = advice(useful(Kind.WARM, 0, 90.0), useful(Kind.WARM, 1, 90.0))
+    found = advice(useful(RecoveryMethod.WARM, 0, 90.0), useful(RecoveryMethod.WARM, 1, 90.0))
 
-    assert found.best.way == Way(Kind.WARM, 0)
+    assert found.best.setup == RecoverySetup(RecoveryMethod.WARM, 0)
     assert next(iter(sentences(found, JOB, COSTS))) == "Keep no standby."
 
 
 def test_of_two_equal_ways_the_standby_is_warm() -> None:
     """A hot one takes part of a rank's network. It is compared with no standby at all."""
     found = advice(
-        useful(Kind.WARM, 0, 40.0), useful(Kind.HOT, 1, 80.0), useful(Kind.WARM, 1, 80.0)
+        useful(RecoveryMethod.WARM, 0, 40.0),
+        useful(RecoveryMethod.HOT, 1, 80.0),
+        useful(RecoveryMethod.WARM, 1, 80.0),
     )
 
-    assert found.best.way == Way(Kind.WARM, 1)
+    assert found.best.setup == RecoverySetup(RecoveryMethod.WARM, 1)
     assert [o.gained_h for o in found.options] == [0.0, 40.0, 40.0]
 
 
 def test_a_hot_standby_that_gains_more_is_chosen() -> None:
     found = advice(
-        useful(Kind.WARM, 0, 40.0), useful(Kind.WARM, 1, 80.0), useful(Kind.HOT, 1, 82.0)
+        useful(RecoveryMethod.WARM, 0, 40.0),
+        useful(RecoveryMethod.WARM, 1, 80.0),
+        useful(RecoveryMethod.HOT, 1, 82.0),
     )
     lines = list(sentences(found, JOB, COSTS))
 
@@ -70,7 +78,9 @@ def test_a_hot_standby_that_gains_more_is_chosen() -> None:
 
 def test_rivals_are_compared_by_the_price_of_the_same_work() -> None:
     found = advice(
-        useful(Kind.WARM, 1, 80.0), useful(Kind.RESTART, 1, 64.0), useful(Kind.ELASTIC, 0, 80.0)
+        useful(RecoveryMethod.WARM, 1, 80.0),
+        useful(RecoveryMethod.RESTART, 1, 64.0),
+        useful(RecoveryMethod.ELASTIC, 0, 80.0),
     )
     lines = " ".join(sentences(found, JOB, COSTS))
 
@@ -79,9 +89,9 @@ def test_rivals_are_compared_by_the_price_of_the_same_work() -> None:
 
 
 def test_the_advice_says_what_one_standby_more_would_bring() -> None:
-    more = useful(Kind.WARM, 2, 81.0)
-    tried = advice(useful(Kind.WARM, 0, 40.0), useful(Kind.WARM, 1, 80.0), more)
-    untried = advice(useful(Kind.WARM, 0, 40.0), useful(Kind.WARM, 1, 80.0))
+    more = useful(RecoveryMethod.WARM, 2, 81.0)
+    tried = advice(useful(RecoveryMethod.WARM, 0, 40.0), useful(RecoveryMethod.WARM, 1, 80.0), more)
+    untried = advice(useful(RecoveryMethod.WARM, 0, 40.0), useful(RecoveryMethod.WARM, 1, 80.0))
 
     assert "One more would gain 1.00 h, worth 64, for 1,600." in sentences(tried, JOB, COSTS)
     assert any("more may be better still" in s for s in sentences(untried, JOB, COSTS))
@@ -94,25 +104,30 @@ def test_a_unique_state_is_saved_as_often_as_loses_least() -> None:
 
     assert snapshot_steps(unique, costs, HOUR) == 12
     assert snapshot_steps(JOB, costs, HOUR) == 0
-    lines = list(sentences(advice(useful(Kind.WARM, 0, 90.0), job=unique), unique, costs))
+    lines = list(sentences(advice(useful(RecoveryMethod.WARM, 0, 90.0), job=unique), unique, costs))
     assert any(s.startswith("Take a snapshot in memory every 10 steps") for s in lines)
 
 
 def test_the_mean_of_outcomes_still_sums_up_to_the_whole() -> None:
-    found = mean([played(Kind.WARM, 1, fault(1004.0)), played(Kind.WARM, 1, fault(500.0))])
+    found = mean(
+        [
+            played(RecoveryMethod.WARM, 1, fault(1004.0)),
+            played(RecoveryMethod.WARM, 1, fault(500.0)),
+        ]
+    )
 
     assert found.useful + sum(found.lost.values()) == pytest.approx(100.0)
     assert found.counts == {"failover": 1.0}
 
 
 def test_the_chart_has_a_bar_for_each_way_and_a_part_for_each_cause(tmp_path: Path) -> None:
-    found = [outcome(study(), (fault(1004.0),), way) for way in ways(list(Kind), 1)]
+    found = [outcome(study(), (fault(1004.0),), setup) for setup in setups(list(RecoveryMethod), 1)]
     file = tmp_path / "lost.svg"
     chart.write(file, found)
     drawn = file.read_text()
 
     for one in found:
-        assert f">{one.way.name}</text>" in drawn
+        assert f">{one.setup.name}</text>" in drawn
     parts = sum(len(one.lost) for one in found)
     assert drawn.count("<title>") == parts + 1
 

@@ -9,7 +9,7 @@ from tests.simulate.studies import FREE, study
 from tmd.simulate.closed_forms import availability, checkpoint_every_s, restart_goodput
 from tmd.simulate.compare import outcome
 from tmd.simulate.failures import Component, Habits, Table, drawn
-from tmd.simulate.values import Cause, Fells, Job, Kind, Way
+from tmd.simulate.values import Cause, Fells, Job, RecoveryMethod, RecoverySetup
 
 HOUR = 3600.0
 
@@ -25,7 +25,7 @@ def test_restarting_has_the_goodput_of_dalys_complete_solution(every_s: float) -
     costs = structs.replace(FREE, restart_s=300.0, save_s=120.0)
     asked = study(1, hours=60_000.0, costs=costs, checkpoint_s=every_s)
     trace = drawn(table(3.0), asked.job, 0, Habits(repair_h=0.0), seed=1)
-    found = outcome(asked, trace, Way(Kind.RESTART, 0))
+    found = outcome(asked, trace, RecoverySetup(RecoveryMethod.RESTART, 0))
 
     expected = restart_goodput(every_s, 120.0, 300.0, 3.0 * HOUR)
     assert found.goodput == pytest.approx(expected, rel=0.01)
@@ -44,7 +44,7 @@ def test_a_job_holds_as_long_as_too_few_hosts_work(hosts: int, standbys: int) ->
     """Hosts that fail and are repaired independently of each other."""
     asked = study(hosts, hours=100_000.0, costs=FREE)
     trace = drawn(table(100.0), asked.job, standbys, Habits(repair_h=25.0), seed=2)
-    found = outcome(asked, trace, Way(Kind.RESTART, standbys))
+    found = outcome(asked, trace, RecoverySetup(RecoveryMethod.RESTART, standbys))
 
     expected = availability(hosts, standbys, 100.0, 25.0)
     assert 1.0 - found.lost.get(Cause.HOLD, 0.0) / found.hours == pytest.approx(expected, abs=0.02)
@@ -54,7 +54,10 @@ def test_the_real_planner_holds_as_long_as_the_model_of_spares() -> None:
     """Standbys of tmd and spare hosts are the same hosts."""
     asked = study(4, hours=500.0, costs=FREE)
     trace = drawn(table(50.0), Job(4, hours=500.0), 1, Habits(repair_h=20.0), seed=3)
-    holds = [outcome(asked, trace, Way(k, 1)).lost[Cause.HOLD] for k in (Kind.RESTART, Kind.WARM)]
+    holds = [
+        outcome(asked, trace, RecoverySetup(k, 1)).lost[Cause.HOLD]
+        for k in (RecoveryMethod.RESTART, RecoveryMethod.WARM)
+    ]
 
     assert holds[0] > 10
     assert holds[1] == pytest.approx(holds[0])

@@ -27,7 +27,7 @@ def test_simulate_prints_what_it_found_for_programs() -> None:
 
     assert one.stdout == same.stdout
     assert one.stderr == ""
-    assert [o["way"]["kind"] for o in found["outcomes"]].count("warm") == 3
+    assert [o["setup"]["method"] for o in found["outcomes"]].count("warm") == 3
     for outcome in found["outcomes"]:
         whole = outcome["useful"] + sum(outcome["lost"].values())
         assert whole == pytest.approx(outcome["hours"])
@@ -58,7 +58,7 @@ def test_advise_gives_the_same_facts_to_programs(capsys: pytest.CaptureFixture[s
     advise(hosts=4, days=30.0, standbys=2, mtbf_h=20.0, runs=2, as_json=True)
     found = json.loads(capsys.readouterr().out)
 
-    assert found["advice"]["best"]["outcome"]["way"] == {"kind": "warm", "standbys": 2}
+    assert found["advice"]["best"]["outcome"]["setup"] == {"method": "warm", "standbys": 2}
     assert found["reasons"][0] == "Keep 2 warm standbys."
     assert found["traces"] == 2
 
@@ -68,7 +68,7 @@ def test_a_trace_of_ones_own_is_played_once(
 ) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("at_h,host,repair_h\n10,a,5\n20,b,5\n")
-    simulate(hosts=4, days=2.0, standbys=0, ways="warm", trace=file, as_json=True)
+    simulate(hosts=4, days=2.0, standbys=0, methods="warm", trace=file, as_json=True)
     found = json.loads(capsys.readouterr().out)
 
     assert found["failures"]["source"] == str(file)
@@ -83,8 +83,8 @@ def test_a_price_of_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"ways": "warm,cold"}, "--ways: there is no way 'cold'; there are restart"),
-        ({"ways": "hot", "standbys": 0}, "--standbys 0: a job with hot standbys has at least 1"),
+        ({"methods": "warm,cold"}, "--methods: no method 'cold'; there are restart"),
+        ({"methods": "hot", "standbys": 0}, "--standbys 0: a job with hot standbys has at least 1"),
         ({"chart_file": Path("lost.png")}, "--chart lost.png: only SVG can be drawn"),
         ({"hosts": 10, "replica_hosts": 4}, "--replica-hosts 4: 10 hosts cannot be divided"),
         ({"mtbf_h": 0.0}, "--mtbf-h 0: give hours above 0"),

@@ -1,4 +1,4 @@
-"""What each way makes of faults, and what holds for all of them."""
+"""What each setup makes of faults, and what holds for all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import structs
 
 from tests.simulate.studies import COSTS, fault, lost_s, played, study
 from tmd.core.values.errors import IllegalTransition
-from tmd.simulate.compare import outcome, ways
+from tmd.simulate.compare import outcome, setups
 from tmd.simulate.phases import TABLE, JobPhase, PhaseEvent, after
-from tmd.simulate.values import HOUR, Fault, Fells, Kind, Warned, Way
+from tmd.simulate.values import HOUR, Fault, Fells, RecoveryMethod, RecoverySetup, Warned
 
 ROUNDING_H = 1e-9
 AT = 1004.0
@@ -21,17 +21,22 @@ AT = 1004.0
 
 
 def test_nothing_is_lost_without_a_fault() -> None:
-    for way in ways(list(Kind), 2):
-        assert outcome(study(), (), way).lost == {}
+    for setup in setups(list(RecoveryMethod), 2):
+        assert outcome(study(), (), setup).lost == {}
 
 
 def test_a_restart_repeats_what_is_not_saved() -> None:
-    assert lost_s(played(Kind.RESTART, 1, fault(AT))) == {"repeated_steps": AT, "restart": 400.0}
+    assert lost_s(played(RecoveryMethod.RESTART, 1, fault(AT))) == {
+        "repeated_steps": AT,
+        "restart": 400.0,
+    }
 
 
 def test_what_a_checkpoint_has_saved_is_not_repeated() -> None:
     costs = structs.replace(COSTS, save_s=10.0)
-    found = lost_s(played(Kind.RESTART, 1, fault(AT), asked=study(costs=costs, checkpoint_s=300.0)))
+    found = lost_s(
+        played(RecoveryMethod.RESTART, 1, fault(AT), asked=study(costs=costs, checkpoint_s=300.0))
+    )
 
     # Three checkpoints within 930 s; the rest of the time is training since the last one began.
     assert found["repeated_steps"] == pytest.approx(AT - 930.0)
@@ -40,13 +45,15 @@ def test_what_a_checkpoint_has_saved_is_not_repeated() -> None:
 
 def test_a_checkpoint_that_costs_nothing_is_taken_after_each_step() -> None:
     asked = structs.replace(study(), checkpoint_every_s=None)
-    found = lost_s(played(Kind.RESTART, 1, fault(AT), asked=asked))
+    found = lost_s(played(RecoveryMethod.RESTART, 1, fault(AT), asked=asked))
 
     assert found == {"repeated_steps": 4.0, "restart": 400.0}
 
 
 def test_a_standby_costs_its_take_over_and_a_warm_one_the_step() -> None:
-    warm, hot = (played(k, 1, fault(AT, place=3)) for k in (Kind.WARM, Kind.HOT))
+    warm, hot = (
+        played(k, 1, fault(AT, place=3)) for k in (RecoveryMethod.WARM, RecoveryMethod.HOT)
+    )
 
     assert lost_s(warm) == {"interrupted_step": 4.0, "failover": 20.0}
     assert lost_s(hot) == {"failover": 5.0}
@@ -54,13 +61,13 @@ def test_a_standby_costs_its_take_over_and_a_warm_one_the_step() -> None:
 
 def test_a_hot_standby_of_a_replica_saves_no_step() -> None:
     """It follows rank 3, and rank 0 is lost."""
-    found = played(Kind.HOT, 1, fault(AT, place=0))
+    found = played(RecoveryMethod.HOT, 1, fault(AT, place=0))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0}
 
 
 def test_a_shadow_that_is_not_yet_in_step_is_a_warm_standby() -> None:
-    found = played(Kind.HOT, 1, fault(COSTS.prepare_s - 10.0, place=3))
+    found = played(RecoveryMethod.HOT, 1, fault(COSTS.prepare_s - 10.0, place=3))
 
     assert lost_s(found)["failover"] == COSTS.warm_s
 
@@ -68,46 +75,48 @@ def test_a_shadow_that_is_not_yet_in_step_is_a_warm_standby() -> None:
 def test_a_worker_that_ends_while_the_job_holds_does_not_start_it() -> None:
     """Another host is still missing."""
     worker = fault(AT + 60, place=1, fells=Fells.WORKER)
-    found = played(Kind.RESTART, 0, fault(AT, repair_h=2.0), worker)
+    found = played(RecoveryMethod.RESTART, 0, fault(AT, repair_h=2.0), worker)
 
     assert lost_s(found)["hold"] == 2 * HOUR
 
 
 def test_without_a_standby_the_job_holds_until_the_host_is_back() -> None:
-    found = played(Kind.WARM, 0, fault(AT, repair_h=2.0))
+    found = played(RecoveryMethod.WARM, 0, fault(AT, repair_h=2.0))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0, "hold": 2 * HOUR}
 
 
 def test_a_unique_state_returns_to_its_latest_snapshot() -> None:
     """Snapshots after each ten steps of 10 s: 4 s of a step and no whole one are lost at 1004 s."""
-    found = played(Kind.WARM, 1, fault(AT + 30), asked=study(replica_hosts=4))
+    found = played(RecoveryMethod.WARM, 1, fault(AT + 30), asked=study(replica_hosts=4))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0, "repeated_steps": 30.0}
 
 
 def test_a_hot_standby_keeps_a_unique_state() -> None:
     """Nothing is rolled back if it follows the lost rank."""
-    found = played(Kind.HOT, 1, fault(AT + 30, place=3), asked=study(replica_hosts=4))
+    found = played(RecoveryMethod.HOT, 1, fault(AT + 30, place=3), asked=study(replica_hosts=4))
 
     assert lost_s(found) == {"failover": 5.0}
 
 
 def test_two_neighbours_at_once_cost_a_unique_state_and_the_job_restarts() -> None:
     """The second copy of a state is on the next host."""
-    found = played(Kind.WARM, 2, fault(AT, 1), fault(AT + 1, 2), asked=study(replica_hosts=4))
+    found = played(
+        RecoveryMethod.WARM, 2, fault(AT, 1), fault(AT + 1, 2), asked=study(replica_hosts=4)
+    )
 
     assert found.lost["restart"] == pytest.approx(COSTS.restart_s / HOUR)
 
 
 def test_a_second_loss_in_a_failover_begins_it_again() -> None:
-    found = played(Kind.WARM, 2, fault(AT), fault(AT + 5, place=1))
+    found = played(RecoveryMethod.WARM, 2, fault(AT), fault(AT + 5, place=1))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 25.0}
 
 
 def test_the_loss_of_the_joiner_in_a_failover_takes_the_next_standby() -> None:
-    found = played(Kind.WARM, 2, fault(AT), fault(AT + 5))
+    found = played(RecoveryMethod.WARM, 2, fault(AT), fault(AT + 5))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 25.0}
     assert found.faults == 2
@@ -116,13 +125,13 @@ def test_the_loss_of_the_joiner_in_a_failover_takes_the_next_standby() -> None:
 def test_a_drain_moves_the_rank_before_its_host_is_taken() -> None:
     drained = fault(2 * HOUR, warned=Warned.DRAIN)
 
-    assert lost_s(played(Kind.WARM, 1, drained)) == {"planned_move": 2.0}
-    assert lost_s(played(Kind.RESTART, 1, drained)) == {"planned_move": 400.0}
+    assert lost_s(played(RecoveryMethod.WARM, 1, drained)) == {"planned_move": 2.0}
+    assert lost_s(played(RecoveryMethod.RESTART, 1, drained)) == {"planned_move": 400.0}
 
 
 def test_a_finding_moves_the_rank_before_its_host_fails() -> None:
     """By the policy drain_degraded."""
-    found = played(Kind.WARM, 1, fault(2 * HOUR, warned=Warned.FINDING))
+    found = played(RecoveryMethod.WARM, 1, fault(2 * HOUR, warned=Warned.FINDING))
 
     assert lost_s(found) == {"planned_move": 2.0}
 
@@ -130,14 +139,14 @@ def test_a_finding_moves_the_rank_before_its_host_fails() -> None:
 def test_the_circuit_breaker_stops_moves_when_half_of_the_hosts_ail() -> None:
     """The policies move no rank then; each host that fails costs a failover."""
     faults = [fault(2 * HOUR, n, 0.1, warned=Warned.FINDING) for n in range(4)]
-    found = played(Kind.WARM, 4, *faults)
+    found = played(RecoveryMethod.WARM, 4, *faults)
 
     assert found.counts["failover"] == 3
     assert found.counts["planned_move"] == 1
 
 
 def test_a_worker_that_ends_alone_comes_back_as_a_standby() -> None:
-    found = played(Kind.WARM, 0, fault(AT, fells=Fells.WORKER))
+    found = played(RecoveryMethod.WARM, 0, fault(AT, fells=Fells.WORKER))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0, "hold": COSTS.rejoin_s}
 
@@ -145,22 +154,22 @@ def test_a_worker_that_ends_alone_comes_back_as_a_standby() -> None:
 def test_a_worker_that_starts_with_all_others_is_not_started_again() -> None:
     """It ended alone, and the job restarts before it is back: the next loss is a usual one."""
     faults = (fault(AT, fells=Fells.WORKER), fault(AT + 50, fells=Fells.JOB), fault(5004.0))
-    found = lost_s(played(Kind.WARM, 2, *faults))
+    found = lost_s(played(RecoveryMethod.WARM, 2, *faults))
 
     assert found["restart"] == 400.0
     assert found["failover"] == 40.0
     assert "hold" not in found
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_a_bug_in_the_script_restarts_the_job_in_every_way(kind: Kind) -> None:
-    found = played(kind, 1, fault(AT, fells=Fells.JOB))
+@pytest.mark.parametrize("method", list(RecoveryMethod))
+def test_a_bug_in_the_script_restarts_the_job_with_every_method(method: RecoveryMethod) -> None:
+    found = played(method, 1, fault(AT, fells=Fells.JOB))
 
     assert lost_s(found) == {"repeated_steps": AT, "restart": 400.0}
 
 
 def test_an_elastic_job_trains_slower_until_the_next_host_has_started() -> None:
-    found = lost_s(played(Kind.ELASTIC, 1, fault(AT)))
+    found = lost_s(played(RecoveryMethod.ELASTIC, 1, fault(AT)))
 
     assert found["interrupted_step"] == 4.0
     assert found["resize"] == 2 * COSTS.resize_s
@@ -169,7 +178,7 @@ def test_an_elastic_job_trains_slower_until_the_next_host_has_started() -> None:
 
 
 def test_an_elastic_job_without_a_whole_replica_restarts() -> None:
-    found = lost_s(played(Kind.ELASTIC, 1, fault(AT), asked=study(replica_hosts=4)))
+    found = lost_s(played(RecoveryMethod.ELASTIC, 1, fault(AT), asked=study(replica_hosts=4)))
 
     assert found == {"repeated_steps": AT, "restart": 400.0}
 
@@ -206,31 +215,33 @@ FAULTS = st.lists(
 @settings(deadline=None, max_examples=40)
 @given(
     trace=FAULTS,
-    way=st.builds(Way, st.sampled_from(Kind), st.integers(0, 3)),
+    setup=st.builds(RecoverySetup, st.sampled_from(RecoveryMethod), st.integers(0, 3)),
     replica_hosts=st.sampled_from([1, 2, 4]),
     checkpoint_s=st.sampled_from([0.0, 700.0]),
 )
 def test_useful_and_lost_time_are_the_whole_time(
-    trace: tuple[Fault, ...], way: Way, replica_hosts: int, checkpoint_s: float
+    trace: tuple[Fault, ...], setup: RecoverySetup, replica_hosts: int, checkpoint_s: float
 ) -> None:
     costs = structs.replace(COSTS, save_s=30.0, snapshot_s=1.0, hot_share=0.01)
     asked = study(replica_hosts=replica_hosts, hours=20.0, costs=costs, checkpoint_s=checkpoint_s)
-    found = outcome(asked, trace, way)
+    found = outcome(asked, trace, setup)
 
     assert 0.0 <= found.goodput <= 1.0
     assert all(hours >= 0.0 for hours in found.lost.values())
     assert found.useful + sum(found.lost.values()) == pytest.approx(20.0)
-    assert outcome(asked, trace, way) == found
+    assert outcome(asked, trace, setup) == found
 
 
 @settings(deadline=None, max_examples=30)
 @given(
     trace=FAULTS.map(lambda found: tuple(f for f in found if f.warned is Warned.NOT)),
-    kind=st.sampled_from([Kind.RESTART, Kind.WARM]),
+    method=st.sampled_from([RecoveryMethod.RESTART, RecoveryMethod.WARM]),
 )
-def test_one_more_standby_never_loses_more(trace: tuple[Fault, ...], kind: Kind) -> None:
+def test_one_more_standby_never_loses_more(
+    trace: tuple[Fault, ...], method: RecoveryMethod
+) -> None:
     """If it is free, and beyond the faults that strike only with it: a job that held met none."""
     asked = study(hours=20.0)
-    useful = [outcome(asked, trace, Way(kind, n)).useful for n in range(4)]
+    useful = [outcome(asked, trace, RecoverySetup(method, n)).useful for n in range(4)]
 
     assert all(more >= fewer - ROUNDING_H for fewer, more in pairwise(useful))

@@ -1,4 +1,4 @@
-"""How many standbys, of which kind, and how often to save, from simulated outcomes. Pure."""
+"""How many standbys, warm or hot, and how often to save, from simulated outcomes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from tmd.core.values.snapshots import EVERY
 from tmd.simulate.closed_forms import checkpoint_every_s
 from tmd.simulate.costs import Costs
-from tmd.simulate.values import Job, Kind, Outcome, Way
+from tmd.simulate.values import Job, Outcome, RecoveryMethod, RecoverySetup
 
 MOST_STEPS = 100_000
 SAME = 1e-6
@@ -30,7 +30,7 @@ class Price(Struct, frozen=True):
 
 
 class Option(Struct, frozen=True):
-    """One way, with its price."""
+    """One setup, with its price."""
 
     outcome: Outcome
     """The mean of all runs."""
@@ -40,15 +40,15 @@ class Option(Struct, frozen=True):
     useful_hour: float
     """Price of an hour of undisturbed training of the whole job."""
     gained_h: float
-    """Useful hours more than with one standby less; 0 for the first of its kind."""
+    """Useful hours more than with one standby less; 0 for the fewest of its method."""
     worth: float
     """Price of ``gained_h`` without a standby."""
     price: float
     """Price of this standby."""
 
     @property
-    def way(self) -> Way:
-        return self.outcome.way
+    def setup(self) -> RecoverySetup:
+        return self.outcome.setup
 
 
 class Advice(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Advice(Struct, frozen=True):
 
 
 def mean(found: Sequence[Outcome]) -> Outcome:
-    """The mean of outcomes of one way on several traces."""
+    """The mean of outcomes of one setup on several traces."""
     first = found[0]
     causes = dict.fromkeys(cause for one in found for cause in one.lost)
     answers = dict.fromkeys(name for one in found for name in one.counts)
@@ -95,16 +95,16 @@ def snapshot_steps(job: Job, costs: Costs, loss_every_s: float) -> int:
 
 
 def recommended(
-    runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price, steps: int
+    runs: Mapping[RecoverySetup, Sequence[Outcome]], job: Job, price: Price, steps: int
 ) -> Advice:
-    """What is cheapest for the same work. ``runs``: outcomes of each way on the same traces."""
+    """What is cheapest for the same work. ``runs``: outcomes of each setup on the same traces."""
     found = list(_priced(runs, job, price))
-    ours = [o for o in found if o.way.kind in (Kind.WARM, Kind.HOT)]
+    ours = [o for o in found if o.setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT)]
     best = _cheapest(ours)
     rivals = tuple(
         _cheapest(those)
-        for kind in (Kind.RESTART, Kind.ELASTIC)
-        if (those := [o for o in found if o.way.kind is kind])
+        for method in (RecoveryMethod.RESTART, RecoveryMethod.ELASTIC)
+        if (those := [o for o in found if o.setup.method is method])
     )
     return Advice(
         best=best,
@@ -116,15 +116,21 @@ def recommended(
     )
 
 
-def _priced(runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price) -> Iterator[Option]:
-    means = {way: mean(found) for way, found in runs.items()}
-    for way, outcomes in runs.items():
-        one = means[way]
+def _priced(
+    runs: Mapping[RecoverySetup, Sequence[Outcome]], job: Job, price: Price
+) -> Iterator[Option]:
+    means = {setup: mean(found) for setup, found in runs.items()}
+    for setup, outcomes in runs.items():
+        one = means[setup]
         # The first hot standby is compared with none, too.
-        kind = Kind.WARM if way.kind is Kind.HOT and way.standbys == 1 else way.kind
-        fewer = means.get(Way(kind, way.standbys - 1))
+        method = (
+            RecoveryMethod.WARM
+            if setup.method is RecoveryMethod.HOT and setup.standbys == 1
+            else setup.method
+        )
+        fewer = means.get(RecoverySetup(method, setup.standbys - 1))
         gained = one.useful - fewer.useful if fewer is not None else 0.0
-        paid = price.host_hours(job.hours) * (job.hosts + way.standbys)
+        paid = price.host_hours(job.hours) * (job.hosts + setup.standbys)
         yield Option(
             outcome=one,
             least=min(o.goodput for o in outcomes),
@@ -132,7 +138,7 @@ def _priced(runs: Mapping[Way, Sequence[Outcome]], job: Job, price: Price) -> It
             useful_hour=paid / one.useful if one.useful else float("inf"),
             gained_h=gained,
             worth=price.host_hours(gained) * job.hosts,
-            price=price.host_hours(job.hours) if way.standbys else 0.0,
+            price=price.host_hours(job.hours) if setup.standbys else 0.0,
         )
 
 
@@ -140,7 +146,7 @@ def _cheapest(found: Sequence[Option]) -> Option:
     """The cheapest; of equal ones that with fewer standbys, then the warm one."""
     least = min(option.useful_hour for option in found)
     same = [o for o in found if o.useful_hour <= least * (1.0 + SAME)]
-    return min(same, key=lambda o: (o.way.standbys, o.way.kind is Kind.HOT))
+    return min(same, key=lambda o: (o.setup.standbys, o.setup.method is RecoveryMethod.HOT))
 
 
 # --- why, in sentences ----------------------------------------------------------------------------
@@ -174,10 +180,10 @@ def sentences(advice: Advice, job: Job, costs: Costs) -> Iterator[str]:
 
 
 def _what(best: Option) -> str:
-    number, kind = best.way.standbys, best.way.kind
+    number, method = best.setup.standbys, best.setup.method
     if not number:
         return "Keep no standby."
-    return f"Keep {number} {kind} {'standby' if number == 1 else 'standbys'}."
+    return f"Keep {number} {method} {'standby' if number == 1 else 'standbys'}."
 
 
 def _why(advice: Advice) -> Iterator[str]:
@@ -187,9 +193,9 @@ def _why(advice: Advice) -> Iterator[str]:
         f"The goodput is {best.outcome.goodput:.2%} ({best.least:.2%} to {best.greatest:.2%}), and "
         f"an hour of undisturbed training costs {best.useful_hour:,.2f}."
     )
-    kind = best.way.kind if best.way.standbys else Kind.WARM
-    more = _found(advice, Way(kind, best.way.standbys + 1))
-    if best.way.standbys:
+    method = best.setup.method if best.setup.standbys else RecoveryMethod.WARM
+    more = _found(advice, RecoverySetup(method, best.setup.standbys + 1))
+    if best.setup.standbys:
         yield (
             f"The last of them gains {best.gained_h:.2f} h of the job, worth {best.worth:,.0f}, "
             f"for {best.price:,.0f}."
@@ -205,25 +211,25 @@ def _why(advice: Advice) -> Iterator[str]:
 
 def _kinds(advice: Advice) -> Iterator[str]:
     best = advice.best
-    kind = Kind.WARM if best.way.kind is Kind.HOT else Kind.HOT
-    other = _found(advice, Way(kind, best.way.standbys))
+    method = RecoveryMethod.WARM if best.setup.method is RecoveryMethod.HOT else RecoveryMethod.HOT
+    other = _found(advice, RecoverySetup(method, best.setup.standbys))
     if other is None:
         return
     hours = other.outcome.useful - best.outcome.useful
     yield (
-        f"If they were {kind}, the job would have {abs(hours):.2f} useful hours "
+        f"If they were {method}, the job would have {abs(hours):.2f} useful hours "
         f"{'more' if hours > 0 else 'fewer'}."
         if abs(hours) >= 0.005
-        else f"If they were {kind}, it would make no difference that shows."
+        else f"If they were {method}, it would make no difference that shows."
     )
 
 
 def _rival(rival: Option, best: Option) -> str:
     what = {
-        Kind.RESTART: "Restarting from checkpoints",
-        Kind.ELASTIC: "An elastic job, which trains other batches meanwhile,",
-    }[rival.way.kind]
-    number = rival.way.standbys
+        RecoveryMethod.RESTART: "Restarting from checkpoints",
+        RecoveryMethod.ELASTIC: "An elastic job, which trains other batches meanwhile,",
+    }[rival.setup.method]
+    number = rival.setup.standbys
     spares = f"{number or 'no'} spare {'host' if number == 1 else 'hosts'}"
     more = rival.useful_hour / best.useful_hour - 1.0
     word = "more" if more > 0 else "less"
@@ -233,8 +239,8 @@ def _rival(rival: Option, best: Option) -> str:
     )
 
 
-def _found(advice: Advice, way: Way) -> Option | None:
-    return next((o for o in advice.options if o.way == way), None)
+def _found(advice: Advice, setup: RecoverySetup) -> Option | None:
+    return next((o for o in advice.options if o.setup == setup), None)
 
 
 def _time(seconds: float) -> str:

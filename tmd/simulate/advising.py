@@ -14,7 +14,7 @@ from tmd.simulate import compare, options, tables
 from tmd.simulate.advice import Advice, Option, Price, recommended, sentences, snapshot_steps
 from tmd.simulate.options import Source
 from tmd.simulate.playing import played
-from tmd.simulate.values import Fault, Job, Kind
+from tmd.simulate.values import Fault, Job, RecoveryMethod
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,7 +58,7 @@ def advise(
     steps = snapshot_steps(job, sourced.costs, _loss_every_s(job, traces))
     rules = options.rules(config, source)
     study = compare.Study(job, sourced.costs, rules, options.pace(checkpoint_s), steps)
-    found = played(study, traces, compare.ways(list(Kind), standbys))
+    found = played(study, traces, compare.setups(list(RecoveryMethod), standbys))
     advice = recommended(found, job, Price(price, gpus), steps)
     reasons = list(sentences(advice, job, sourced.costs))
     if as_json:
@@ -80,7 +80,15 @@ def _loss_every_s(job: Job, traces: Sequence[Sequence[Fault]]) -> float:
 
 
 def _table(advice: Advice, hosts: int) -> Table:
-    head = ("way", "goodput", "per host paid", "price of an hour", "hours gained", "worth", "costs")
+    head = (
+        "setup",
+        "goodput",
+        "per host paid",
+        "price of an hour",
+        "hours gained",
+        "worth",
+        "costs",
+    )
     return output.table(
         head, (_row(o, hosts) for o in advice.options), title="Standbys, one more at a time"
     )
@@ -88,11 +96,11 @@ def _table(advice: Advice, hosts: int) -> Table:
 
 def _row(option: Option, hosts: int) -> tuple[str, ...]:
     shown = (
-        option.way.name,
+        option.setup.name,
         f"{option.outcome.goodput:.2%}",
         f"{tables.per_host(option.outcome, hosts):.2%}",
         f"{option.useful_hour:,.2f}",
     )
-    if not option.way.standbys:
+    if not option.setup.standbys:
         return (*shown, "-", "-", "-")
     return (*shown, f"{option.gained_h:.2f}", f"{option.worth:,.0f}", f"{option.price:,.0f}")

@@ -1,4 +1,4 @@
-"""The lost hours of each way as an SVG, a bar with a part for each cause."""
+"""The lost hours of each setup as an SVG, a bar with a part for each cause."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def drawn(found: Sequence[Outcome]) -> str:
 
 
 def _bar(one: Outcome, top: int, scale: float) -> Iterator[str]:
-    yield f'<text x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{escape(one.way.name)}</text>'
+    yield f'<text x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{escape(one.setup.name)}</text>'
     begin = float(LEFT)
     for cause, colour in COLOURS.items():
         hours = one.lost.get(cause, 0.0)

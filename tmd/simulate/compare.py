@@ -1,4 +1,4 @@
-"""Plays the same trace against each of several ways."""
+"""Plays the same trace against each of several setups."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tmd.simulate.ledger import TrainingPace
 from tmd.simulate.restarting import Restarting
 from tmd.simulate.shrinking import Shrinking
 from tmd.simulate.standing_by import StandingBy
-from tmd.simulate.values import Fault, Fells, Job, Kind, Outcome, Way
+from tmd.simulate.values import Fault, Fells, Job, Outcome, RecoveryMethod, RecoverySetup
 
 ANNOUNCED = "drain_degraded"
 """The policy that moves ranks off a host before it fails."""
 
 
 class Study(Struct, frozen=True):
-    """What all compared ways share."""
+    """What all compared setups share."""
 
     job: Job
     costs: Costs
     rules: OperatorRules
     checkpoint_every_s: float | None = None
-    """Training time between checkpoints, 0 for none; ``None``: what loses least, for each way."""
+    """Training time between checkpoints, 0 for none; ``None``: what loses least, for each setup."""
     snapshot_steps: int = 10
     """Steps between two snapshots where a state exists once; 0 for none."""
 
@@ -49,53 +49,55 @@ def rules_of(settings: Settings, *, announced: bool) -> OperatorRules:
     return OperatorRules(load_policies(settings), settings.breaker.rules(), limits)
 
 
-def ways(kinds: Sequence[Kind], standbys: int) -> list[Way]:
-    """Each kind with 0 to ``standbys`` standbys; hot ones begin at 1."""
-    least = {Kind.HOT: 1}
-    return [Way(k, n) for k in kinds for n in range(least.get(k, 0), standbys + 1)]
+def setups(methods: Sequence[RecoveryMethod], standbys: int) -> list[RecoverySetup]:
+    """Each method with 0 to ``standbys`` standbys; hot ones begin at 1."""
+    least = {RecoveryMethod.HOT: 1}
+    return [RecoverySetup(m, n) for m in methods for n in range(least.get(m, 0), standbys + 1)]
 
 
-def outcome(study: Study, trace: Sequence[Fault], way: Way) -> Outcome:
-    """The outcome of one way."""
-    pace = pace_of(study, trace, way)
-    places = study.job.hosts + way.standbys
+def outcome(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> Outcome:
+    """The outcome of one setup."""
+    pace = pace_of(study, trace, setup)
+    places = study.job.hosts + setup.standbys
     seen = [f for f in trace if f.fells is Fells.JOB or f.place < places]
-    return run(seen, study.job, way, _response(study, way), pace, study.costs.rejoin_s)
+    return run(seen, study.job, setup, _response(study, setup), pace, study.costs.rejoin_s)
 
 
-def pace_of(study: Study, trace: Sequence[Fault], way: Way) -> TrainingPace:
-    """What ``way`` pays for each step beside computing it."""
+def pace_of(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> TrainingPace:
+    """What ``setup`` pays for each step beside computing it."""
     job, costs = study.job, study.costs
     every = study.checkpoint_every_s
     if every is None:
-        gap_s = job.whole_s / max(1, _rewinds(trace, job, way))
+        gap_s = job.whole_s / max(1, _rewinds(trace, job, setup))
         # One that costs nothing is taken after each step.
         every = max(costs.step_s, checkpoint_every_s(costs.save_s, gap_s))
-    tmd, steps = way.kind in (Kind.WARM, Kind.HOT), study.snapshot_steps
+    tmd, steps = setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT), study.snapshot_steps
     snapshots = costs.snapshot_s / (steps * costs.step_s) if tmd and job.unique and steps else 0.0
-    shadow = costs.hot_share * way.standbys if way.kind is Kind.HOT else 0.0
+    shadow = costs.hot_share * setup.standbys if setup.method is RecoveryMethod.HOT else 0.0
     return TrainingPace(costs.step_s, every, costs.save_s, snapshots, shadow)
 
 
-def _rewinds(trace: Sequence[Fault], job: Job, way: Way) -> int:
+def _rewinds(trace: Sequence[Fault], job: Job, setup: RecoverySetup) -> int:
     """About how often the job returns to a checkpoint: at each fault, or only if all workers end.
 
     Without a replica the loss of two neighbours at once also ends all. That is rare, and left out.
     """
-    keeps = way.kind in (Kind.WARM, Kind.HOT) or (way.kind is Kind.ELASTIC and not job.unique)
+    keeps = setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT) or (
+        setup.method is RecoveryMethod.ELASTIC and not job.unique
+    )
     every = interruptions(trace, job)
     return every - losses(trace, job) if keeps else every
 
 
-def _response(study: Study, way: Way) -> LossHandling:
+def _response(study: Study, setup: RecoverySetup) -> LossHandling:
     job, costs = study.job, study.costs
-    if way.kind is Kind.RESTART:
-        return Restarting(job, way.standbys, costs)
-    if way.kind is Kind.ELASTIC:
-        return Shrinking(job, way.standbys, costs)
-    hot = way.standbys if way.kind is Kind.HOT else 0
+    if setup.method is RecoveryMethod.RESTART:
+        return Restarting(job, setup.standbys, costs)
+    if setup.method is RecoveryMethod.ELASTIC:
+        return Shrinking(job, setup.standbys, costs)
+    hot = setup.standbys if setup.method is RecoveryMethod.HOT else 0
     every = study.snapshot_steps if job.unique else 0
-    cluster = SimulatedCluster(job, way.standbys, hot, every, study.rules, costs.prepare_s)
+    cluster = SimulatedCluster(job, setup.standbys, hot, every, study.rules, costs.prepare_s)
     return StandingBy(cluster, costs)
 
 

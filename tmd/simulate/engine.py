@@ -1,4 +1,4 @@
-"""Plays a trace of faults against one way of going on: a discrete-event simulation. Pure.
+"""Plays a trace of faults against one recovery setup: a discrete-event simulation. Pure.
 
 Faults, returns of hosts and ends of pauses are the only events. Between two of them the ledger
 counts time in closed form, so that the cost of a run depends on the number of faults only.
@@ -23,15 +23,15 @@ from tmd.simulate.values import (
     Fells,
     Job,
     Outcome,
+    RecoverySetup,
     Turn,
     Warned,
-    Way,
     WorkDone,
 )
 
 
 class LossHandling(Protocol):
-    """A way of going on. Each method is one event; ``None``: the job does what it did."""
+    """How a setup goes on. Each function is one event; ``None``: the job does what it did."""
 
     def at(self, place: int) -> str | None:
         """The host in a place, or ``None`` if there is none now."""
@@ -151,17 +151,17 @@ class _Run:
 def run(
     trace: Sequence[Fault],
     job: Job,
-    way: Way,
+    setup: RecoverySetup,
     response: LossHandling,
     pace: TrainingPace,
     rejoin_s: float,
 ) -> Outcome:
-    """The outcome of ``way`` on ``trace``."""
+    """The outcome of ``setup`` on ``trace``."""
     one = _Run(response, pace, job.whole_s, rejoin_s)
     one.play(trace)
     lost = {cause: seconds / HOUR for cause, seconds in one.ledger.lost_s.items() if seconds > 0}
     return Outcome(
-        way=way,
+        setup=setup,
         hours=job.hours,
         useful=one.ledger.useful_s / HOUR,
         lost={cause.value: lost[cause] for cause in Cause if cause in lost},

@@ -77,7 +77,7 @@ def mtbf_h(table: Table, job: Job, habits: Habits) -> float:
 
 
 def drawn(table: Table, job: Job, standbys: int, habits: Habits, seed: int) -> tuple[Fault, ...]:
-    """One trace of faults, which all ways with at most ``standbys`` standbys share.
+    """One trace of faults, which all setups with at most ``standbys`` standbys share.
 
     Each component of each place has its own random stream. Another standby adds a place, and leaves
     all other faults as they are. Times between faults are exponential.

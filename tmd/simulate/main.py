@@ -1,4 +1,4 @@
-"""``tmd simulate``: ways to go on after a loss, compared on one trace of failures."""
+"""``tmd simulate``: methods of going on after a loss, compared on one trace of failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tmd.simulate import chart, compare, options, tables
 from tmd.simulate.advice import mean
 from tmd.simulate.options import Source
 from tmd.simulate.playing import played
-from tmd.simulate.values import Fault, Job, Kind, Way
+from tmd.simulate.values import Fault, Job, RecoveryMethod, RecoverySetup
 
 ALL = "restart,elastic,warm,hot"
 
@@ -25,7 +25,7 @@ ALL = "restart,elastic,warm,hot"
 def simulate(
     hosts: options.HostsOption = 128,
     standbys: Annotated[int, typer.Option(min=0, help="Compare 0 to so many standbys.")] = 2,
-    ways: Annotated[str, typer.Option(help="Ways to compare, with commas.")] = ALL,
+    methods: Annotated[str, typer.Option(help="Methods to compare, with commas.")] = ALL,
     replica_hosts: options.ReplicaHostsOption = 1,
     days: options.DaysOption = 30.0,
     failures: options.FailuresOption = "llama3",
@@ -48,7 +48,7 @@ def simulate(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare ways to go on after a loss on the same failures, in virtual time.
+    """Compare methods of going on after a loss on the same failures, in virtual time.
 
     The policies of the configuration and the real planner decide; how long a decision takes to
     carry out is a figure with a source, which is printed. Needs no cluster."""
@@ -59,7 +59,7 @@ def simulate(
     sourced = options.costs_of(costs, cost)
     rules = options.rules(config, source)
     study = compare.Study(job, sourced.costs, rules, options.pace(checkpoint_s), snapshot_steps)
-    compared = _compared(ways, standbys)
+    compared = _compared(methods, standbys)
     traces = source.traces(job, standbys, seed, runs)
     found = [mean(outcomes) for outcomes in played(study, traces, compared).values()]
     if chart_file is not None:
@@ -74,12 +74,12 @@ def simulate(
     tables.say_costs(sourced)
 
 
-def _compared(text: str, standbys: int) -> list[Way]:
-    known = list(Kind)
-    kinds = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in kinds if name not in known]:
-        raise ConfigError(f"--ways: there is no way '{unknown[0]}'; there are {', '.join(known)}")
-    found = compare.ways([Kind(name) for name in dict.fromkeys(kinds)], standbys)
+def _compared(text: str, standbys: int) -> list[RecoverySetup]:
+    known = list(RecoveryMethod)
+    methods = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in methods if name not in known]:
+        raise ConfigError(f"--methods: no method '{unknown[0]}'; there are {', '.join(known)}")
+    found = compare.setups([RecoveryMethod(name) for name in dict.fromkeys(methods)], standbys)
     if not found:
         raise ConfigError(f"--standbys {standbys}: a job with hot standbys has at least 1")
     return found

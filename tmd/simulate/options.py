@@ -67,7 +67,7 @@ CheckpointOption = Annotated[
         "--checkpoint-s",
         min=0.0,
         help="Seconds of training between checkpoints, 0 for none. [default: what loses least, for "
-        "each way]",
+        "each setup]",
     ),
 ]
 SeedOption = Annotated[int, typer.Option(help="The same seed, the same result, on any machine.")]

@@ -16,7 +16,7 @@ class JobPhase(StrEnum):
 
 
 class PhaseEvent(StrEnum):
-    """What a way makes of a change."""
+    """What a setup makes of a change."""
 
     STANDS = "stands"
     HOLDS = "holds"

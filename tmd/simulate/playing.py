@@ -1,4 +1,4 @@
-"""Plays traces against ways, with a progress bar."""
+"""Plays traces against setups, with a progress bar."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tmd.cli import output
 from tmd.simulate.compare import Study, outcome
-from tmd.simulate.values import Fault, Outcome, Way
+from tmd.simulate.values import Fault, Outcome, RecoverySetup
 
 
 def played(
-    study: Study, traces: Sequence[Sequence[Fault]], ways: Sequence[Way]
-) -> dict[Way, list[Outcome]]:
-    """The outcomes of each way, one for each trace."""
+    study: Study, traces: Sequence[Sequence[Fault]], setups: Sequence[RecoverySetup]
+) -> dict[RecoverySetup, list[Outcome]]:
+    """The outcomes of each setup, one for each trace."""
     console = output.console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -22,12 +22,12 @@ def played(
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    found: dict[Way, list[Outcome]] = {way: [] for way in ways}
+    found: dict[RecoverySetup, list[Outcome]] = {setup: [] for setup in setups}
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("simulating", total=len(traces) * len(ways))
+        task = progress.add_task("simulating", total=len(traces) * len(setups))
         for trace in traces:
-            for way in ways:
-                found[way].append(outcome(study, trace, way))
+            for setup in setups:
+                found[setup].append(outcome(study, trace, setup))
                 progress.advance(task)
     return found

@@ -28,13 +28,13 @@ SHORT = {
 
 
 def outcomes(found: Sequence[Outcome], hosts: int) -> Table:
-    """A row for each way."""
-    head = ("way", "goodput", "per host paid", "lost h", "of them")
+    """A row for each setup."""
+    head = ("setup", "goodput", "per host paid", "lost h", "of them")
     made = output.table(head, title="Hours of the job")
     for one in found:
         output.add(
             made,
-            one.way.name,
+            one.setup.name,
             f"{one.goodput:.2%}",
             f"{per_host(one, hosts):.2%}",
             f"{one.hours - one.useful:.2f}",
@@ -46,7 +46,7 @@ def outcomes(found: Sequence[Outcome], hosts: int) -> Table:
 
 def per_host(one: Outcome, hosts: int) -> float:
     """Goodput, spread over all hosts that are paid."""
-    return one.goodput * hosts / (hosts + one.way.standbys)
+    return one.goodput * hosts / (hosts + one.setup.standbys)
 
 
 def _causes(one: Outcome) -> Iterator[str]:

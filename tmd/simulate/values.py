@@ -34,7 +34,7 @@ class Warned(StrEnum):
 
 
 class Fault(Struct, frozen=True):
-    """One fault. Faults strike places, so that all ways meet the same ones."""
+    """One fault. Faults strike places, so that all setups meet the same ones."""
 
     at_s: float
     place: int
@@ -65,8 +65,8 @@ class Cause(StrEnum):
     SHADOW = "shadow"  # training is slower, since hot standbys are fed
 
 
-class Kind(StrEnum):
-    """Methods of going on after a loss."""
+class RecoveryMethod(StrEnum):
+    """How a job goes on after a loss."""
 
     RESTART = "restart"
     ELASTIC = "elastic"
@@ -74,16 +74,16 @@ class Kind(StrEnum):
     HOT = "hot"
 
 
-class Way(Struct, frozen=True):
-    """One of the ways that are compared: a method and a number of standbys."""
+class RecoverySetup(Struct, frozen=True):
+    """What is compared: a method and a number of standbys."""
 
-    kind: Kind
+    method: RecoveryMethod
     standbys: int
 
     @property
     def name(self) -> str:
-        """The kind and the number of standbys, as shown in tables."""
-        return f"{self.kind}, {self.standbys}"
+        """The method and the number of standbys, as shown in tables."""
+        return f"{self.method}, {self.standbys}"
 
 
 class Job(Struct, frozen=True):
@@ -128,11 +128,11 @@ class LostWork(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The answer of a way to an event: what the job does from now on."""
+    """What a job does from now on, after an event."""
 
     event: PhaseEvent
     lasts_s: float = math.inf
-    """The way is asked again after this time."""
+    """The setup is asked again after this time."""
     cause: Cause | None = None
     """The cause for which the time of the new phase counts as lost; ``None`` while the job
     trains."""
@@ -144,9 +144,9 @@ class Turn(NamedTuple):
 
 
 class Outcome(Struct, frozen=True):
-    """The result of one way on one trace, or the mean over several, in hours of the job."""
+    """The result of one setup on one trace, or the mean over several, in hours of the job."""
 
-    way: Way
+    setup: RecoverySetup
     hours: float
     useful: float
     lost: dict[str, float]
