@@ -35,8 +35,8 @@ from tmd.demo.cluster import LocalCluster, host_of, workers
 from tmd.demo.report import PARTS, DemoEvent, DemoTrace, gap_s
 from tmd.demo.story import StoryTimes
 
-FOLLOWED = len(RANKS) - 1
-"""The rank that the first hot standby follows."""
+FOLLOWED = len(RANKS) - 2
+"""The rank that the first hot standby follows: not the last, which its script got when it began."""
 WAYS = {"hot": "hot = 1\n", "repeat": "hot = 1\nfinish_steps = false\n", "copy": ""}
 """Lines of the configuration, by the way in which a loss is handled."""
 ROWS = {

@@ -285,10 +285,12 @@ ROLES = ("first", "middle", "middle", "last")
 """A pipeline of four stages; those in the middle have one role."""
 
 
-def pipeline(*standbys: WorkerStatus) -> tuple[JobRecord, ClusterView, PlanFacts]:
+def pipeline(
+    *standbys: WorkerStatus, roles: tuple[str, ...] = ROLES
+) -> tuple[JobRecord, ClusterView, PlanFacts]:
     """A job of four ranks, and some standbys."""
     ranks = [
-        worker(n, Activity.TRAINING, rank=i, epoch=1, step=9, world_size=4, role=ROLES[i])
+        worker(n, Activity.TRAINING, rank=i, epoch=1, step=9, world_size=4, role=roles[i])
         for i, n in enumerate("abcd")
     ]
     idle = [structs.replace(s, world_size=4) for s in standbys]
@@ -326,7 +328,7 @@ def test_a_standby_rehearses_each_role_once() -> None:
         for study in studies:
             known = noted(known, Rehearsal(9, 1.0), study.rank, ROLES)
 
-    assert found == [[3], [2], [0], []]
+    assert found == [[3], [1], [0], []]
     assert [(v.role, v.ranks) for v in known] == [
         ("last", (3,)),
         ("middle", (1, 2)),
@@ -350,6 +352,36 @@ def test_of_equal_ranks_the_one_already_built_is_rehearsed() -> None:
     assert roles == {"middle": [2, 1], "last": [3], "first": [0]}
     assert to_rehearse(worker("s", serves=(1,)), roles, "", wanted) == 1
     assert to_rehearse(worker("s"), roles, "", wanted) == 2
+
+
+def test_a_standby_rehearses_another_rank_than_it_had_as_its_own() -> None:
+    """A script that goes on with the rank of its start computes right bits for that rank only. A
+    script that builds each role anew has got the last rank of the role."""
+    record, view, facts = cluster(worker("s", first_rank=1))
+    wanted = ShadowGoals(rehearse=True)
+    (of_two,) = assign_shadows(record, view, facts, wanted)
+    roles = {"alike": [3, 2, 1, 0], "alone": [4]}
+
+    assert of_two.rank == 0
+    assert to_rehearse(worker("s", first_rank=3), roles, "", wanted) == 2
+    assert to_rehearse(worker("s", first_rank=2), roles, "", wanted) == 3
+    assert to_rehearse(worker("s", first_rank=4), {"alone": [4]}, "", wanted) == 4
+    assert to_rehearse(worker("s", first_rank=4, serves=(0, 1, 2, 3)), roles, "", wanted) == 2
+    assert to_rehearse(worker("s", first_rank=0), {"alike": [3, 0]}, "", wanted) == 3
+
+
+def test_a_hot_standby_follows_another_rank_than_it_had_as_its_own() -> None:
+    """If there is one of that role besides rank 0, which it would follow for as long as it lives."""
+
+    def followed(job: tuple[JobRecord, ClusterView, PlanFacts]) -> int:
+        (hot,) = assign_shadows(*job, ShadowGoals(hot=1))
+        return hot.rank
+
+    alike = ("all",) * 4
+    assert followed(pipeline(worker("s", first_rank=3), roles=alike)) == 2
+    assert followed(pipeline(worker("s", first_rank=2), roles=alike)) == 3
+    assert followed(pipeline(worker("s", first_rank=3))) == 3
+    assert followed(cluster(worker("s", first_rank=1))) == 1
 
 
 def test_a_role_that_has_changed_is_rehearsed_again() -> None:

@@ -32,7 +32,9 @@ async def alerted(run: Run, code: str) -> str:
     [
         thorough("counter", "(first of all weight)"),
         thorough("prefetch", "inputs of allreduce"),
+        thorough("noise", "inputs of allreduce"),
         ("seed", "inputs of allreduce"),
+        thorough("part", "inputs of allreduce"),
     ],
 )
 async def test_a_rehearsal_finds_what_is_not_registered(

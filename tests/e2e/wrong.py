@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import tmd.trainer
 from tmd.campaign.job import injector, samples
 from tmd.trainer.state.digests import digest_of
 
-WAYS = ("counter", "prefetch", "seed", "average", "master")
+WAYS = ("counter", "prefetch", "noise", "seed", "part", "average", "master")
 
 
 def main() -> None:
@@ -30,8 +30,12 @@ def main() -> None:
     session = tmd.trainer.join()
     injector.follow(session)
     dist.init_process_group("tmd")
+    rank, size = dist.get_rank(), dist.get_world_size()  # the rank may move
     data = TensorDataset(*samples())
     loader = DataLoader(data, batch_size=8, sampler=session.sampler(256, 8, args.steps, seed=3))
+    if args.wrong == "part":
+        many = TensorDataset(*samples(8 * size * args.steps))
+        loader = DataLoader(Subset(many, range(rank, len(many), size)), batch_size=8)
     net = nn.Linear(16, 4)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -43,7 +47,7 @@ def main() -> None:
     own = cycle(DataLoader(data, batch_size=8))
     ahead: list[Tensor] = next(own)  # drawn before the step that uses it
 
-    master = dist.get_rank() == 0  # the rank may move
+    master = rank == 0
 
     for batch in session.batches(loader):
         with session.step() as step:
@@ -51,6 +55,8 @@ def main() -> None:
             if args.wrong == "prefetch":
                 (inputs, targets), ahead = ahead, next(own)
             if args.wrong == "seed":
+                noise = torch.Generator().manual_seed(1000 * session.step_number + rank)
+            if args.wrong in ("noise", "seed"):
                 inputs = inputs + torch.randn(inputs.shape, generator=noise)
             if args.wrong == "counter":
                 optimizer.param_groups[0]["lr"] = 1e-2 / (1 + count)

@@ -8,7 +8,7 @@ after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import inf
 
@@ -106,14 +106,18 @@ def to_rehearse(
     """The next rank that a standby must rehearse, of a role that it has not rehearsed yet or that
     ``request`` asks for; ``None`` if there is none.
 
-    The role that it is built for comes first, then the most frequent one; never rank 0 if another
-    rank has its role, since scripts print and save there. A suspect standby is tried again only for
-    a request, or if it refused a planned move. After a refused move it rehearses a different rank
-    first, since the fault may lie with the source of that move.
+    The role that it is built for comes first, then the most frequent one. Of a role it rehearses a
+    rank that it had not got as its own before, if there is one: a script that goes on with a rank
+    from its start computes the right bits for that rank only. Rank 0 comes after such others, since
+    scripts print and save there. A suspect standby is tried again only for a request, or if it
+    refused a planned move. After a refused move it rehearses a different rank first, since the fault
+    may lie with the source of that move.
     """
     suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
     refused = {v.refused_rank for v in status.rehearsed}
-    roles = {role: sorted(ranks, key=refused.__contains__) for role, ranks in roles.items()}
+    # One that builds its role anew has got the last rank of it meanwhile.
+    got = {status.first_rank, *(max(ranks) for ranks in roles.values() if status.serves)}
+    roles = {r: sorted(ranks, key=lambda n: (n in got, n in refused)) for r, ranks in roles.items()}
 
     def is_due(role: str, rank: int) -> bool:
         if request and not _has_answered(status, rank, role, request):
@@ -138,12 +142,26 @@ def _has_answered(status: WorkerStatus, rank: int, role: str, request: str) -> b
 def _another(
     record: JobRecord, facts: PlanFacts, spare: Sequence[Member], covered: set[int]
 ) -> ShadowAssignment | None:
-    """Another hot standby, if one is fit for a rank that is not ``covered``."""
+    """Another hot standby, if one is fit for a rank that is not ``covered``.
+
+    It follows another rank of the same role than its script got when it began, as in a rehearsal.
+    """
     # Rank 0 last, since scripts print and save there.
-    for rank in reversed(range(record.world_size)):
-        if rank not in covered and (found := assigned([rank], spare, facts)):
-            return ShadowAssignment(member=found[rank], rank=rank, stay=True)
-    return None
+    order = [rank for rank in reversed(range(record.world_size)) if rank not in covered]
+    hot = next(_fit_for(order, spare, facts), None)
+    if hot is None or hot.rank != facts.status[hot.member.worker].first_rank:
+        return hot
+    role = facts.role(hot.rank)
+    others = [rank for rank in order if rank not in (0, hot.rank) and facts.role(rank) == role]
+    return next(_fit_for(others, [hot.member], facts), hot)
+
+
+def _fit_for(
+    ranks: Sequence[int], spare: Sequence[Member], facts: PlanFacts
+) -> Iterator[ShadowAssignment]:
+    for rank in ranks:
+        if found := assigned([rank], spare, facts):
+            yield ShadowAssignment(member=found[rank], rank=rank, stay=True)
 
 
 def _gives_way(

@@ -108,8 +108,8 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     """The newest complete checkpoint it knows."""
     missed: MissedCheckpoint | None = None
     """The newest missed checkpoint, until a later one is complete."""
-    unregistered: str = ""
-    """What steps change although it is not registered; empty if unknown."""
+    unregistered: str = ""  # what steps change although it is not registered; empty if unknown
+    first_rank: int | None = None  # what its script got as its rank when it began
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
     carrier: str = ""  # of its collectives, with the version of a library; empty if unknown
     elastic: str | None = None

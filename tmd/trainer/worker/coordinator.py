@@ -85,13 +85,13 @@ class Coordinator:
             dismiss(directive)
         if isinstance(directive, Train):
             self._warmup.skip()
-            self._fabric.enter(directive.membership, directive.rank)
-            self._reporter.update(
-                WorkerTransition.ENTERED, rank=directive.rank, epoch=directive.membership.epoch
-            )
+            rank, epoch = directive.rank, directive.membership.epoch
+            self._fabric.enter(directive.membership, rank)
+            self._reporter.update(WorkerTransition.ENTERED, rank=rank, epoch=epoch, first_rank=rank)
         else:
             size = self.status.world_size
             self._fabric.sandbox(Neutral(), size - 1, size)
+            self._reporter.update(first_rank=size - 1)
 
     def set_builder(self, again: Callable[[], None]) -> None:
         """Let ``again`` build any rank that is held or impersonated from now on; RuntimeError."""
