@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
@@ -107,6 +107,39 @@ def test_a_scheduler_is_found() -> None:
     scheduler = StepLR(SGD(model.parameters(), lr=0.1), 5)
     (found,) = run(lambda _: (scheduler.optimizer.step(), scheduler.step()), model=model)
     assert "StepLR" in found
+
+
+def test_an_optimizer_of_some_parameters_is_found() -> None:
+    """Without it those parameters lose its steps. Its kind does not matter, nor that it has no
+    state."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    forgotten = SGD(model[1].parameters(), lr=0.1)
+    hooks = Noting()
+    session, optimizer = Session(hooks), AdamW(model[0].parameters(), lr=0.1)
+    session.register(model=model, optimizer=optimizer)
+    for _ in session.batches(range(LOOKS[0])):
+        with session.step():
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            forgotten.step()
+            optimizer.step()
+
+    (found,) = hooks.found
+    assert found.startswith("steps run SGD on parameters of the registered model")
+    assert "Name each optimizer in register()" in found
+
+
+def test_an_earlier_optimizer_of_the_same_parameters_is_not() -> None:
+    """Nor one that is around, and makes no steps."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    earlier = AdamW(model.parameters(), lr=0.1)
+    assert run(lambda _: None, model=model) == []
+    model[1].requires_grad_(False)
+    idle = SGD(model[1].parameters(), lr=0.1)
+    optimizer = SGD(model[0].parameters(), lr=0.1)
+    looked = UnregisteredState(Registry({"model": model, "optimizer": optimizer}))
+    assert [looked.committed() for _ in range(LOOKS[0])] == [""] * LOOKS[0]
+    del earlier, idle
 
 
 class Wrapper:

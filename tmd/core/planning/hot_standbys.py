@@ -110,8 +110,8 @@ def to_rehearse(
     rank that it had not got as its own before, if there is one: a script that goes on with a rank
     from its start computes the right bits for that rank only. Rank 0 comes after such others, since
     scripts print and save there. A suspect standby is tried again only for a request, or if it
-    refused a planned move. After a refused move it rehearses a different rank first, since the fault
-    may lie with the source of that move.
+    refused a planned move. Then it rehearses a different rank first, since the fault may lie with
+    the source of that move.
     """
     suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
     refused = {v.refused_rank for v in status.rehearsed}
