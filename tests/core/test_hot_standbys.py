@@ -286,13 +286,14 @@ ROLES = ("first", "middle", "middle", "last")
 
 
 def pipeline(
-    *standbys: WorkerStatus, roles: tuple[str, ...] = ROLES
+    *standbys: WorkerStatus, roles: tuple[str, ...] = ROLES, replicas: tuple[int, ...] = ()
 ) -> tuple[JobRecord, ClusterView, PlanFacts]:
     """A job of four ranks, and some standbys."""
     ranks = [
         worker(n, Activity.TRAINING, rank=i, epoch=1, step=9, world_size=4, role=roles[i])
         for i, n in enumerate("abcd")
     ]
+    ranks = [structs.replace(w, replicas=replicas) for w in ranks]
     idle = [structs.replace(s, world_size=4) for s in standbys]
     hosts = tuple(
         HostStatus(host=f"h-{w.worker}", incarnation="1", workers=(w,)) for w in (*ranks, *idle)
@@ -371,17 +372,18 @@ def test_a_standby_rehearses_another_rank_than_it_had_as_its_own() -> None:
 
 
 def test_a_hot_standby_follows_another_rank_than_it_had_as_its_own() -> None:
-    """If there is one of that role besides rank 0, which it would follow for as long as it lives."""
+    """If there is a replica of that role besides rank 0, which it would follow for ever."""
 
     def followed(job: tuple[JobRecord, ClusterView, PlanFacts]) -> int:
         (hot,) = assign_shadows(*job, ShadowGoals(hot=1))
         return hot.rank
 
-    alike = ("all",) * 4
-    assert followed(pipeline(worker("s", first_rank=3), roles=alike)) == 2
-    assert followed(pipeline(worker("s", first_rank=2), roles=alike)) == 3
-    assert followed(pipeline(worker("s", first_rank=3))) == 3
-    assert followed(cluster(worker("s", first_rank=1))) == 1
+    alike, all_ranks = ("all",) * 4, (0, 1, 2, 3)
+    assert followed(pipeline(worker("s", first_rank=3), roles=alike, replicas=all_ranks)) == 2
+    assert followed(pipeline(worker("s", first_rank=2), roles=alike, replicas=all_ranks)) == 3
+    assert followed(pipeline(worker("s", first_rank=3), roles=alike, replicas=(0, 3))) == 3
+    assert followed(pipeline(worker("s", first_rank=3), roles=alike)) == 3
+    assert followed(pipeline(worker("s", first_rank=3), replicas=all_ranks)) == 3
 
 
 def test_a_role_that_has_changed_is_rehearsed_again() -> None:

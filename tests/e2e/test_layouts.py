@@ -251,7 +251,7 @@ async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
         await run.cluster.lose("h1")
         lost = await run.done()
 
-        assert [w.shadow.rank for w in workers(view) if w.shadow] == [3]
+        assert [w.shadow.rank for w in workers(view) if w.shadow] == [1]
         assert (lost.kind, lost.rollback) == (PlanKind.FAILOVER, None)
         assert [m.rank for m in lost.moves] == [0]
         assert built(run, "s1") == [0, 3]

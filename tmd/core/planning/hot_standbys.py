@@ -144,16 +144,22 @@ def _another(
 ) -> ShadowAssignment | None:
     """Another hot standby, if one is fit for a rank that is not ``covered``.
 
-    It follows another rank of the same role than its script got when it began, as in a rehearsal.
+    Of replicas it follows another one than the rank that its script got when it began, as in a
+    rehearsal.
     """
     # Rank 0 last, since scripts print and save there.
     order = [rank for rank in reversed(range(record.world_size)) if rank not in covered]
     hot = next(_fit_for(order, spare, facts), None)
     if hot is None or hot.rank != facts.status[hot.member.worker].first_rank:
         return hot
-    role = facts.role(hot.rank)
-    others = [rank for rank in order if rank not in (0, hot.rank) and facts.role(rank) == role]
+    holder = facts.status.get(record.membership.members[hot.rank].worker)
+    alike = () if holder is None else holder.replicas
+    others = [r for r in order if r in alike and 0 != r != hot.rank and _same_role(r, hot, facts)]
     return next(_fit_for(others, [hot.member], facts), hot)
+
+
+def _same_role(rank: int, hot: ShadowAssignment, facts: PlanFacts) -> bool:
+    return facts.role(rank) == facts.role(hot.rank)
 
 
 def _fit_for(
