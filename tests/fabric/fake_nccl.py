@@ -3,7 +3,8 @@
 A call returns at once and runs in order on a thread that stands for a stream. A dead peer makes it
 hang for ever. An abort completes what runs with garbage, later calls raise, and an abort waits
 until each communicator of the process that has work is being aborted (as in nccl issue 1013).
-Building waits for all members. Building and aborting hang where a test says so.
+Building waits for all members. Building and aborting hang where a test says so. Where NCCL may hang
+since two workers use two communicators in opposite orders, the later call raises AssertionError.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tmd.fabric.work import Work
 
 Key = tuple[int, str]
 """Epoch and name of a group: a communicator."""
+Launch = tuple[Key, int]
+"""A collective: its communicator, and its number there."""
 LOST = torch.tensor(torch.nan)
 
 
@@ -50,10 +53,10 @@ class Cluster:
     """Communicators that are built and not closed."""
     ended: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
+    _launched: dict[str, dict[Launch, int]] = field(default_factory=lambda: defaultdict(dict))
+    """By worker: its collectives, with their place in the order in which it has called them."""
     _arrived: dict[Key, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _given: dict[tuple[Key, int], dict[str, Tensor]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
+    _given: dict[Launch, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
 
     def end(self) -> None:
         with self.changed:
@@ -63,6 +66,12 @@ class Cluster:
     def lose(self, worker: str) -> None:
         with self.changed:
             self.dead.add(worker)
+            self.changed.notify_all()
+
+    def release(self, build: tuple[str, str]) -> None:
+        """Let builds go on that hang."""
+        with self.changed:
+            self.hanging_builds.discard(build)
             self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
@@ -76,6 +85,17 @@ class Cluster:
             self._arrived[key].add(worker)
             self.changed.notify_all()
             return self.wait_for(lambda: self._arrived[key] >= set(members))
+
+    def launches(self, worker: str, launch: Launch) -> None:
+        """A worker calls a collective. Call it with ``changed`` held."""
+        mine = self._launched[worker]
+        for other, theirs in self._launched.items():
+            if other == worker or launch not in theirs:
+                continue
+            for before in mine:
+                opposed = theirs.get(before, -1) > theirs[launch]
+                assert not opposed, f"{worker} calls {before}, {launch}; {other} the other way"
+        mine[launch] = len(mine)
 
     def gives(self, key: Key, number: int, worker: str, value: Tensor) -> dict[str, Tensor]:
         with self.changed:
@@ -156,7 +176,9 @@ class FakeNccl:
         with self._cluster.changed:
             if self._aborted:
                 raise RuntimeError("NCCL communicator was aborted")
-            number, self._launched = self._launched, self._launched + 1
+            number = self._launched
+            self._cluster.launches(self._worker, (self.key, number))
+            self._launched += 1
             self._pending += 1
             work = Work(tensors, WaitTimer())
             self._queue.put((number, tensors[0], work))

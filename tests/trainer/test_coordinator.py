@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from torch import nn
 
-from tmd.core.values.model import Activity
+from tests.fabric.circle import KEY, member
+from tests.fabric.fake_nccl import Cluster, FakeKind
+from tests.trainer.contexts import FAST
+from tmd.core.planning.directives import Directive, Train
+from tmd.core.values.model import Activity, Membership
+from tmd.fabric import Fabric, GroupView
+from tmd.fabric.generations.generations import Generations
 from tmd.testing.clients import worker_status
 from tmd.trainer.session.hooks import Interrupted, VoteOutcome
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.state import Registry
 from tmd.trainer.worker.coordinator import Coordinator
 
 NO_STATE: Any = None
@@ -28,3 +39,53 @@ def test_a_step_of_a_worker_without_a_rank_is_not_committed(activity: Activity) 
     coordinator = Coordinator(worker_status("h1/j/0", activity=activity))
 
     assert coordinator.vote(NO_STATE) is VoteOutcome.SHADOW
+
+
+class Ordering:
+    """An agent whose daemon has given one directive."""
+
+    def __init__(self, directive: Directive) -> None:
+        self.directive = directive
+
+    def start(self) -> None:
+        """It is connected."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    def tell(self) -> None:
+        """Nobody listens."""
+
+    def wait_until(self, wanted: Callable[[Directive], bool]) -> Directive:
+        assert wanted(self.directive)
+        return self.directive
+
+
+@contextmanager
+def training(fabric: Fabric) -> Iterator[Coordinator]:
+    """The only rank of a job, in its first epoch."""
+    alone = Membership(epoch=1, members=(member(fabric),))
+    agent: Any = Ordering(Train(membership=alone, rank=0))
+    coordinator = Coordinator(worker_status(fabric.worker, world_size=1))
+    coordinator.start(agent, fabric, FAST, restarted=False)
+    try:
+        yield coordinator
+    finally:
+        coordinator.close()
+        fabric.close()
+
+
+def test_the_first_commit_of_an_epoch_frees_the_groups_of_the_one_before() -> None:
+    """Other ranks may use them until then. Each change of members would cost memory for ever."""
+    cluster, fabric, view = Cluster(), Fabric("h1/j/0", KEY), GroupView("0", (0,))
+    fabric.pass_to(Generations(FakeKind(cluster, fabric.worker)))
+    local = LocalState(Registry({"model": nn.Linear(1, 1)}))
+    with training(fabric) as coordinator:
+        fabric.generations.of(view)
+        fabric.enter(Membership(epoch=2, members=(member(fabric),)), 0)
+        fabric.generations.of(view)
+        before = cluster.open
+        coordinator.committed(local, loss=1.0, seconds=0.1)
+
+        assert (before, cluster.open) == (2, 1)
+        assert fabric.generations.of(view) is not None, "the one in use stays"

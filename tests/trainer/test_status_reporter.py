@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.fabric.circle import member, sync
 from tests.trainer.workers import reporting
 from tmd.core.values.errors import IllegalTransition
-from tmd.core.values.model import Activity, Rehearsal
+from tmd.core.values.model import Activity, Membership, Rehearsal
 from tmd.core.worker.transitions import TABLE, WorkerTransition
+from tmd.fabric import Group
 from tmd.testing.clients import worker_status
 from tmd.trainer.state.roles import Role, Roles
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -112,3 +115,17 @@ def test_an_event_that_the_table_lacks_changes_nothing(tmp_path: Path, activity:
 
         assert refused
         assert reporter.status is before
+
+
+def test_the_memory_kept_for_a_loss_is_reported(tmp_path: Path) -> None:
+    """For the inputs of a step that a hot standby may finish; none once nobody follows."""
+    with reporting(tmp_path, worker_status("h1/job/0.a")) as (reporter, _, fabric):
+        fabric.enter(Membership(epoch=1, members=(member(fabric),)), 0)
+        group, given = Group(fabric, "0", (0,)), torch.ones(12)
+        fabric.step.begin(keeps=True)
+        group.allreduce([given], sync()).wait()
+        kept = reporter.current().kept_bytes
+        fabric.step.begin(keeps=False)
+
+        assert kept >= given.nbytes
+        assert reporter.current().kept_bytes == 0

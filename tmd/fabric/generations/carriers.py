@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tmd.core.worker.carrier import Carrier, Choice, CudaFacts, choose, name_of
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.generations import Generations
+from tmd.fabric.generations.generations import LIMITS, GenerationLimits, Generations
 from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import InnerKind
 from tmd.fabric.generations.ring import RingKind
@@ -25,17 +25,24 @@ log = logging.getLogger("tmd.trainer")
 
 def cuda_facts() -> CudaFacts:
     """What torch finds here. It does not initialise CUDA."""
-    devices = torch.cuda.device_count()
-    has_nccl = devices > 0 and dist.is_nccl_available()
-    return CudaFacts(devices, _nccl_version() if has_nccl else None)
+    return CudaFacts(
+        torch.cuda.device_count(), _nccl_version() if dist.is_nccl_available() else None
+    )
 
 
 def _nccl_version() -> tuple[int, ...]:
     return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 
-def carry(fabric: Fabric, environment: Mapping[str, str] = os.environ) -> Choice:
+def carry(
+    fabric: Fabric,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    limits: GenerationLimits = LIMITS,
+) -> Choice:
     """Let the chosen inner groups carry the collectives of ``fabric``, before it has groups.
+
+    A group that cannot be ended within ``limits`` ends this process.
 
     Raises:
         ConfigError: see :func:`choose`.
@@ -44,7 +51,8 @@ def carry(fabric: Fabric, environment: Mapping[str, str] = os.environ) -> Choice
     choice = choose(environment, facts)
     kind = _kind(choice.carrier, fabric)
     if kind is not None:
-        fabric.pass_to(Generations(kind, carrier=name_of(choice, facts), on_hung=_end_process))
+        name = name_of(choice, facts)
+        fabric.pass_to(Generations(kind, carrier=name, limits=limits, on_hung=_end_process))
         log.info("collectives are carried by %s: %s", choice.carrier, choice.reason)
     return choice
 
