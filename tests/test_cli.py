@@ -186,6 +186,25 @@ def test_status_for_programs(config, running):
     assert status["paused"] is False
 
 
+@pytest.mark.parametrize(
+    ("kept", "shown"), [((0, 0), ""), ((3, 0), "1 MiB"), ((64 << 20, (64 << 20) + 1), "65 MiB")]
+)
+def test_status_shows_the_memory_kept_for_a_loss(config, store, running, kept, shown):
+    """Of the worker that keeps most; without a hot standby no worker keeps any."""
+
+    async def report(s):
+        for host, nbytes in zip(("h1", "h2"), kept, strict=True):
+            status = structs.replace(worker_status(f"{host}/job/0.a"), kept_bytes=nbytes)
+            await s.put_host(HostStatus(host, "i", workers=(status,)), ttl_s=60, wake=False)
+
+    store(report)
+    text = tmd("status", "-c", config).stdout
+
+    assert ("MiB" in text) is bool(shown)
+    if shown:
+        assert f"keeps up to {shown} on each worker, to finish a step after a loss" in text
+
+
 def test_status_names_hosts_that_are_silent(config, store):
     store(lambda s: s.put_job(record("h7"), expected=0))
     shown = tmd("status", "-c", config).stdout

@@ -10,12 +10,14 @@ import subprocess
 import sys
 
 import msgspec
+import pynvml
 import pytest
 from tmd_detectors.kept import boot_id
 from tmd_detectors.xid.memory import XidMemory
 
 from tests.test_cli import ENVIRONMENT, tmd
 from tests.values import alert
+from tmd.cli.doctor import driver_version
 from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
 from tmd.config import store_key
 from tmd.core.values.model import HostStatus, Severity, Signal
@@ -204,6 +206,30 @@ def test_doctor_is_content_with_a_host_that_has_all(config, redis_url):
     assert found["redis"]["ok"]
     assert found["clock"]["ok"]
     assert "ok" in tmd("doctor", "-c", config(more=more)).stdout
+
+
+def test_doctor_says_what_would_carry_collectives_on_which_machine(config):
+    """Also where a variable decides it, and what the machine has plays no part."""
+    env = ENVIRONMENT | {"TMD_CUDA": "staged"}
+    found = points(tmd("doctor", "--json", "-c", config(), env=env))["collectives"]
+
+    assert found["text"].startswith("own: TMD_CUDA=staged; ")
+    assert all(each in found["text"] for each in ("GPU", "driver", "NCCL"))
+
+
+@pytest.mark.parametrize("driven", [True, False])
+def test_doctor_asks_nvml_for_the_version_of_the_driver(monkeypatch, driven):
+    """Without a driver there is none, and no error."""
+
+    def start():
+        if not driven:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", start)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.65.06")
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+
+    assert driver_version() == ("580.65.06" if driven else "")
 
 
 def test_doctor_finds_a_redis_that_is_away(config, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from tmd.core.values.errors import ConfigError
-from tmd.core.worker.carrier import Carrier, CudaFacts, choose, name_of
+from tmd.core.worker.carrier import Carrier, CudaFacts, choose, described, name_of
 
 GPUS = CudaFacts(devices=8, nccl=(2, 29, 7))
 NO_GPU = CudaFacts(devices=0, nccl=None)
@@ -68,3 +68,51 @@ def test_a_worker_reports_the_version_of_nccl() -> None:
     """Members of one group need the same. Staged collectives need none."""
     assert name_of(choose({}, GPUS), GPUS) == "nccl 2.29.7"
     assert name_of(choose({"TMD_CUDA": "staged"}, GPUS), GPUS) == "own"
+
+
+def test_a_single_gpu_is_one() -> None:
+    assert choose({}, GPUS._replace(devices=1)).reason == "1 GPU and NCCL 2.29.7"
+
+
+DRIVEN = GPUS._replace(driver="580.65.06")
+UNASKED = CudaFacts(devices=0, nccl=None, asked=False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "facts", "text"),
+    [
+        (
+            "nccl: 8 GPUs and NCCL 2.29.7",
+            DRIVEN,
+            "nccl: 8 GPUs and NCCL 2.29.7; driver 580.65.06",
+        ),
+        (
+            "own: TMD_CUDA=staged",
+            DRIVEN,
+            "own: TMD_CUDA=staged; 8 GPUs, driver 580.65.06, NCCL 2.29.7",
+        ),
+        (
+            "own: TMD_CUDA=staged",
+            DRIVEN._replace(devices=1, nccl=None),
+            "own: TMD_CUDA=staged; 1 GPU, driver 580.65.06, torch has no NCCL",
+        ),
+        (
+            "own: torch finds no GPU",
+            DRIVEN._replace(devices=0),
+            "own: torch finds no GPU; driver 580.65.06, NCCL 2.29.7",
+        ),
+        (
+            "own: torch finds no GPU",
+            UNASKED,
+            "own: torch finds no GPU; no driver, torch is not asked for NCCL",
+        ),
+        (
+            "TMD_CUDA=nccl, but torch finds no GPU",
+            UNASKED._replace(driver="580.65.06"),
+            "TMD_CUDA=nccl, but torch finds no GPU; driver 580.65.06, torch is not asked for NCCL",
+        ),
+    ],
+)
+def test_the_machine_is_named_beside_the_outcome(outcome: str, facts: CudaFacts, text: str) -> None:
+    """GPUs, driver and NCCL, each once; a missing driver does not read like a missing GPU."""
+    assert described(outcome, facts) == text

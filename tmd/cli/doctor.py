@@ -193,24 +193,43 @@ def _collectives() -> Point:
     if find_spec("torch") is None:
         remedy = "run 'tmd doctor' where the training scripts run"
         return Point(name, True, False, f"torch is not installed in this environment: {remedy}")
-    from tmd.core.worker.carrier import choose
+    from tmd.core.worker.carrier import choose, described
 
+    facts = _cuda_facts()
     try:
-        choice = choose(os.environ, _cuda_facts())
+        choice = choose(os.environ, facts)
     except ConfigError as error:
-        return Point(name, False, False, str(error))
-    return Point(name, True, False, f"{choice.carrier}: {choice.reason}")
+        return Point(name, False, False, described(str(error), facts))
+    return Point(name, True, False, described(f"{choice.carrier}: {choice.reason}", facts))
 
 
 def _cuda_facts() -> CudaFacts:
-    """What torch finds here. It takes seconds to import, and finds nothing without a driver."""
+    """What torch finds here, if there is what it needs to find anything, and the driver."""
     from tmd.core.worker.carrier import CudaFacts
 
-    if not (_can_load("libcuda.so.1") or os.path.exists("/dev/kfd")):
-        return CudaFacts(devices=0, nccl=None)
+    amd = os.path.exists("/dev/kfd")
+    driver = driver_version() or ("amdgpu" if amd else "")
+    if not (_can_load("libcuda.so.1") or amd):
+        return CudaFacts(devices=0, nccl=None, driver=driver, asked=False)
     from tmd.fabric.generations.carriers import cuda_facts
 
-    return cuda_facts()
+    return cuda_facts()._replace(driver=driver or "of unknown version")
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, as NVML reports it; empty if it does not."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return ""
+    try:
+        nvml.nvmlInit()
+        try:
+            return str(nvml.nvmlSystemGetDriverVersion())
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return ""
 
 
 def _can_load(library: str) -> bool:

@@ -119,6 +119,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     else:
         yield _workers(view, record)
         yield from _checkpoints(statuses)
+        yield from _kept(statuses)
     if record.detail:
         yield cell(f"  {record.detail}")
     yield from _protection(view, record)
@@ -168,6 +169,13 @@ def _checkpoints(statuses: Collection[WorkerStatus]) -> Iterator[RenderableType]
     missed = [w.missed for w in statuses if w.missed]
     for step, reason in sorted({(m.step, m.reason) for m in missed}):
         yield cell(f"  no checkpoint of step {step}: {reason}")
+
+
+def _kept(statuses: Collection[WorkerStatus]) -> Iterator[RenderableType]:
+    """Memory that workers spend to go on with a step when a hot standby takes a rank."""
+    if most := max((w.kept_bytes for w in statuses), default=0):
+        up = -(-most // 2**20)
+        yield cell(f"  keeps up to {up} MiB on each worker, to finish a step after a loss")
 
 
 def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:

@@ -36,7 +36,11 @@ class CudaFacts(NamedTuple):
 
     devices: int
     nccl: tuple[int, ...] | None
-    """Version of NCCL; ``None`` if torch was built without."""
+    """Version of NCCL; ``None`` if torch was built without, or was not asked."""
+    driver: str = ""
+    """Version of the GPUs' driver, for people; empty without one, or if nobody has looked."""
+    asked: bool = True
+    """Whether torch was asked. It takes seconds to import, and finds nothing without a driver."""
 
 
 def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
@@ -56,7 +60,7 @@ def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
         return Choice(Carrier.OWN, f"{CUDA}=staged")
     if refusal:
         return Choice(Carrier.OWN, refusal)
-    return Choice(Carrier.NCCL, f"{facts.devices} GPUs and NCCL {_shown(facts.nccl or ())}")
+    return Choice(Carrier.NCCL, f"{_gpus(facts)} and {_nccl(facts)}")
 
 
 def name_of(choice: Choice, facts: CudaFacts) -> str:
@@ -67,13 +71,30 @@ def name_of(choice: Choice, facts: CudaFacts) -> str:
     return str(choice.carrier)
 
 
+def described(outcome: str, facts: CudaFacts) -> str:
+    """``outcome`` of :func:`choose` in words, and what it does not name of this machine."""
+    driver = f"driver {facts.driver}" if facts.driver else "no driver"
+    rest = [each for each in (_gpus(facts), driver, _nccl(facts)) if each not in outcome]
+    return "; ".join(filter(None, (outcome, ", ".join(rest))))
+
+
+def _gpus(facts: CudaFacts) -> str:
+    return {0: "no GPU", 1: "1 GPU"}.get(facts.devices, f"{facts.devices} GPUs")
+
+
+def _nccl(facts: CudaFacts) -> str:
+    if facts.nccl is not None:
+        return f"NCCL {_shown(facts.nccl)}"
+    return "torch has no NCCL" if facts.asked else "torch is not asked for NCCL"
+
+
 def _refusal(facts: CudaFacts) -> str:
     """Why NCCL cannot be used; empty if it can."""
     if facts.devices == 0:
         return "torch finds no GPU"
     if facts.nccl is None:
         return "this build of torch has no NCCL: install one with CUDA"
-    shown = f"NCCL {_shown(facts.nccl)}"
+    shown = _nccl(facts)
     if facts.nccl < OLDEST:
         return f"{shown} may hang when a peer is lost: install {_shown(OLDEST)} or later"
     if CRASHING[0] <= facts.nccl <= CRASHING[1]:
