@@ -70,6 +70,26 @@ import transformers
 print(transformers.Trainer.__module__)
 raise SystemExit
 """
+STAGES = """
+import lightning as L, torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+trainer = L.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0)
+trainer.fit(BoringModel())
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.grad = torch.ones(1)
+torch.optim.SGD([weight]).step()
+print("trained")
+"""
+OTHER_LOOP = """
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+class Mine(Trainer):
+    def _inner_training_loop(self, *args, **named):
+        print("trained")
+args = TrainingArguments("out", use_cpu=True, report_to="none")
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1))
+Mine(model, args, train_dataset=[]).train()
+"""
 NOTHING = """
 print("done")
 """
@@ -108,11 +128,25 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         thorough("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
         ("accelerate", ACCELERATOR, "add the lines of docs/start/accelerate.md"),
         thorough("transformers", OWN_LOOP, "this script calls an optimizer without one"),
+        thorough("transformers", OTHER_LOOP, "Mine has a _inner_training_loop of its own"),
+        ("lightning", STAGES, "this script calls an optimizer without one"),
         ("", LOOP, "this script calls an optimizer without one"),
         ("", NOTHING, "did not train with the Trainer of transformers, Lightning or torchtitan"),
         ("", EXITS, "did not train with the Trainer of transformers, Lightning or torchtitan"),
     ],
-    ids=["group", "trainer", "strategy", "package", "accelerator", "own", "loop", "none", "exits"],
+    ids=[
+        "group",
+        "trainer",
+        "strategy",
+        "package",
+        "accelerator",
+        "own",
+        "other",
+        "stages",
+        "loop",
+        "none",
+        "exits",
+    ],
 )
 def test_what_is_not_known_is_refused_before_it_trains(
     framework: str, text: str, why: str, tmp_path: Path

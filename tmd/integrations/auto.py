@@ -11,7 +11,7 @@ import functools
 import logging
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -38,12 +38,23 @@ class Attachment:
 
     grouped = False
     """Whether an adapter has made the process group."""
-    trains = False
-    """Whether a trainer of an adapter has begun to train."""
+    trains = 0
+    """How many calls of a method that trains are under way: trainers of adapters, one in another.
+    """
 
-    def begin(self, *_: object, **__: object) -> None:
-        """A trainer of an adapter begins to train."""
-        self.trains = True
+    def watch(self, trainer: type, name: str) -> None:
+        """While this method of ``trainer`` runs, the adapter trains."""
+        method = getattr(trainer, name)
+
+        @functools.wraps(method)
+        def training(*args: Any, **named: Any) -> Any:
+            self.trains += 1
+            try:
+                return method(*args, **named)
+            finally:
+                self.trains -= 1
+
+        setattr(trainer, name, training)
 
 
 attachment = Attachment()
@@ -61,14 +72,19 @@ def _before(owner: type, name: str, check: Callable[..., object]) -> None:
     setattr(owner, name, checked)
 
 
-def _refuse_foreign(kind: type, ours: type) -> None:
+def _refuse_foreign(kind: type, ours: type, loop: Iterable[str] = ()) -> None:
     """Refuse a trainer without our class, or one of a package that builds on it, with a state of
-    its own."""
+    its own, or one that replaces the methods ``loop``."""
     above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
     packaged = any(PACKAGES & {*Path(file).parts} for file in files)
     if packaged or not issubclass(kind, ours):
         raise Unsupported(f"tmd launch --auto does not know {kind.__name__}: {PAGE}")
+    if changed := [name for name in loop if getattr(kind, name) is not getattr(ours, name)]:
+        raise Unsupported(
+            f"{kind.__name__} has a {changed[0]} of its own, which tmd launch --auto would have to "
+            f"replace: {PAGE}"
+        )
 
 
 def _transformers(_: ModuleType) -> None:
@@ -77,10 +93,10 @@ def _transformers(_: ModuleType) -> None:
     module: Any = sys.modules["transformers"]  # its import may put another one in its place
 
     def only_ours(trainer: Any, *_: object, **__: object) -> None:
-        _refuse_foreign(type(trainer), ours.Trainer)
+        _refuse_foreign(type(trainer), ours.Trainer, ("train", "_inner_training_loop"))
 
     _before(module.Trainer, "__init__", only_ours)
-    _before(module.Trainer, "train", attachment.begin)
+    attachment.watch(module.Trainer, "train")
     module.Trainer, module.TrainingArguments = ours.Trainer, ours.TrainingArguments
 
 
@@ -95,7 +111,7 @@ def _torchtitan(_: ModuleType) -> None:
             trainer.config.training = replace(training, disable_cuda_graphs=True)
 
     _before(ours.Trainer, "init_distributed", only_ours)
-    _before(ours.Trainer, "train", attachment.begin)
+    attachment.watch(ours.Trainer, "train")
     module: Any = sys.modules["torchtitan.trainer"]
     module.Trainer = ours.Trainer
 
@@ -117,7 +133,7 @@ def _lightning(module: Any) -> None:
         make(self, *args, **named)
 
     trainer.__init__ = with_strategy
-    _before(trainer, "fit", attachment.begin)
+    attachment.watch(trainer, "fit")
 
 
 def _accelerate(module: Any) -> None:
