@@ -290,3 +290,31 @@ def test_a_worker_that_takes_rank_0_keeps_the_state_of_callbacks(tmp_path: Path)
     assert first.stdout.splitlines()[-1] == "6 6", first.stderr
     assert second.returncode == 1
     assert "is of a job that began with no checkpoint: begin so again" in second.stderr
+
+
+def test_a_callback_that_stops_training_in_on_log_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What it decides there has no effect, since all ranks have agreed on the step before."""
+    need("transformers")
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+    from tmd.integrations.transformers.callbacks import HeldCallbacks
+
+    class Budget(TrainerCallback):
+        def on_log(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        ) -> TrainerControl:
+            control.should_training_stop = True
+            return control
+
+    handler = HeldCallbacks([Budget(), TrainerCallback()], None, None, None, None)
+    control = TrainerControl()
+    with caplog.at_level("WARNING", "tmd.trainer"):
+        handler.release("on_save", None, None, control)
+        assert caplog.messages == []
+        handler.release("on_log", None, None, control, logs={})
+
+    (message,) = caplog.messages
+    assert message.startswith("Budget set should_training_stop in on_log, which has no effect")
+    assert not control.should_training_stop

@@ -7,7 +7,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+)
 
 from tmd.trainer.state.placing import DataPlace, placed
 
@@ -96,6 +102,46 @@ def test_data_that_were_cut_for_a_rank_are_refused_with_the_remedy(data: list[in
     with pytest.raises(ValueError, match=r"fixed for rank 1 when it was built.*lambda place"):
         placed(loader, DataPlace(1, 3))
     assert placed(loader, DataPlace(0, 1)) is loader, "alone there is no other part"
+
+
+class Stream(IterableDataset[int]):
+    """Of a script's own, which keeps the rank for which it was built."""
+
+    def __init__(self, rank: int, **number: int) -> None:
+        self.rank = rank
+        vars(self).update(number)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(DATA[self.rank :: 3])
+
+
+class Cut(Sampler[int]):
+    """The same for the places of a map-style data set."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.places, self.rank, self.world_size = DATA[rank::world_size], rank, world_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.places)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Stream(1, world_size=3)),
+        DataLoader(Stream(1, num_shards=3)),
+        DataLoader(DATA, sampler=Cut(1, 3)),  # type: ignore[arg-type]
+    ],
+)
+def test_streams_and_samplers_that_keep_a_rank_are_refused_too(loader: DataLoader[int]) -> None:
+    with pytest.raises(ValueError, match=r"fixed for rank 1 when it was built.*lambda place"):
+        placed(loader, DataPlace(1, 3))
+
+
+def test_a_stream_with_a_rank_of_something_else_is_left_alone() -> None:
+    """That of a tensor, say."""
+    loader = DataLoader(Stream(1))
+    assert placed(loader, DataPlace(1, 3)) is loader
 
 
 class Batches:

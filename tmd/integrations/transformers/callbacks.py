@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any, NamedTuple
 
-from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_callback import CallbackHandler, TrainerCallback
+
+log = logging.getLogger("tmd.trainer")
 
 
 class HeldCall(NamedTuple):
@@ -31,6 +34,21 @@ class HeldCallbacks(CallbackHandler):
         return control
 
     def release(self, event: str, *args: Any, **more: Any) -> None:
-        """Call what was kept back. What it changes in the control object has no effect."""
+        """Call what was kept back. What it changes in the control object has no effect: what that
+        decides has been voted on."""
         *others, control = args
-        super().call_event(event, *others, copy.copy(control), **more)
+        given = copy.copy(control)
+        super().call_event(event, *others, given, **more)
+        if changed := [name for name, value in vars(given).items() if value != vars(control)[name]]:
+            log.warning(
+                "%s set %s in %s, which has no effect: do so in on_step_end or on_evaluate",
+                *(self._named(event), " and ".join(changed), event),
+            )
+
+    def _named(self, event: str) -> str:
+        """The callbacks that act on ``event``."""
+        inherited = getattr(TrainerCallback, event)
+        kinds = {type(each) for each in self.callbacks}
+        return " or ".join(
+            sorted(k.__name__ for k in kinds if getattr(k, event, inherited) is not inherited)
+        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 
 class DataPlace(NamedTuple):
@@ -18,6 +18,8 @@ class DataPlace(NamedTuple):
     """Number of different parts."""
 
 
+NUMBERS = ("world_size", "num_replicas", "num_ranks", "num_shards")
+"""Names by which a sampler or a stream keeps the number of ranks."""
 Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
 """Batches, or a function that builds the loader for a part of the data."""
 
@@ -113,11 +115,14 @@ def _is_shard(value: object) -> bool:
 
 def _fixed_rank(value: object) -> int | None:
     """The rank that was fixed when ``value`` was built, if any: of torchtitan's loaders, Megatron's
-    samplers, and streams that ``datasets.distributed`` has divided."""
+    samplers, streams that ``datasets.distributed`` has divided, and samplers and streams of the
+    script's own that keep a rank and a number of ranks."""
+    kept: dict[str, object] = vars(value) if isinstance(value, Sampler | IterableDataset) else {}
     found = (
         getattr(value, "dp_rank", None),
         getattr(value, "data_parallel_rank", None),
         getattr(getattr(value, "_distributed", None), "rank", None),
+        kept.get("rank") if any(isinstance(kept.get(name), int) for name in NUMBERS) else None,
     )
     return next((rank for rank in found if isinstance(rank, int)), None)
 
