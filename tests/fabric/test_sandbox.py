@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.fabric.circle import KEY, circle, sync
 from tests.fabric.pool import pool
+from tests.fabric.test_contents import as_object
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group, GroupView, Neutral
 from tmd.fabric.work import Work
@@ -55,6 +56,23 @@ def test_neutral_values_have_the_right_shape(alone: tuple[Fabric, Group]) -> Non
         value = torch.arange(4.0)
         assert op([value]).wait()
         assert torch.equal(value, own)
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_script_that_asks_for_an_object_is_warned_once_for_each_line(
+    root: int, alone: tuple[Fabric, Group], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody sends it. The rank that would send it has its own."""
+    _, group = alone
+    opts = dist.BroadcastOptions()
+    opts.rootRank = root
+    for _ in range(2):
+        as_object(lambda: group.broadcast([torch.zeros(2, dtype=torch.uint8)], opts).wait())
+
+    assert len(caplog.messages) == (root != 1)
+    for message in caplog.messages:
+        assert "asks another rank for an object, which is None here" in message
+        assert f"{Path(__file__).name}:" in message
 
 
 def test_vote_and_shift_return_their_input(alone: tuple[Fabric, Group]) -> None:

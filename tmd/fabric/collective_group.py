@@ -21,8 +21,9 @@ from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.identity import Identity
 from tmd.fabric.kept_calls import CollectiveCall
-from tmd.fabric.objects import empty, under_way
+from tmd.fabric.objects import empty, under_way, warn_of_none
 from tmd.fabric.reduction import Reduction, dtype_code, reduction
+from tmd.fabric.sandbox import Neutral
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 
@@ -61,6 +62,9 @@ class CollectiveGroup(Identity):
         if emptied:
             empty(outputs)
         objects = emptied and unsent
+        sandbox = self._fabric.sandboxed
+        if objects and sandbox is not None and isinstance(sandbox.source, Neutral):
+            warn_of_none()
         call = CollectiveCall(kind, body, outputs, inputs, dtype, root, detail, objects, emptied)
         return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))
 

@@ -8,8 +8,10 @@ are parts of an object.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ CALLERS = frozenset(
 )
 
 
+log = logging.getLogger("tmd.trainer")
+
+
 def under_way() -> bool:
     """Whether one of torch's functions for objects is on the call stack."""
     frame = sys._getframe(1)
@@ -37,6 +42,27 @@ def under_way() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def warn_of_none() -> None:
+    """Warn once for each line of a script that asks for an object where no rank answers."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
+        frame = frame.f_back
+    _warn(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
+def _is_ours(module: object) -> bool:
+    return str(module).partition(".")[0] in ("torch", "tmd")
+
+
+@cache
+def _warn(place: str) -> None:
+    log.warning(
+        "%s asks another rank for an object, which is None here, since this worker holds no rank "
+        "yet: before its first step a script must compute it on each rank (docs/start/porting.md)",
+        place,
+    )
 
 
 def empty(tensors: Sequence[Tensor]) -> None:
