@@ -129,27 +129,62 @@ def test_an_optimizer_of_some_parameters_is_found() -> None:
     assert "Name each optimizer in register()" in found
 
 
-def test_an_earlier_optimizer_of_the_same_parameters_is_not() -> None:
-    """Nor one that is around, and makes no steps."""
+def test_an_optimizer_that_makes_no_steps_is_not() -> None:
+    """An earlier one of the same parameters, or of parameters that the script changes itself, as
+    those of a target network."""
+    model, target = nn.Linear(2, 2), nn.Linear(2, 2)
+    both = nn.Sequential(model, target)
+    earlier = AdamW(both.parameters(), lr=0.1)
+    target.requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    hooks = Noting()
+    session = Session(hooks)
+    session.register(model=both, optimizer=optimizer)
+    for _ in session.batches(range(LOOKS[0])):
+        with session.step():
+            optimizer.zero_grad()
+            both(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            target.weight.lerp_(model.weight, 0.1)
+
+    assert hooks.found == []
+    del earlier
+
+
+def test_an_optimizer_inside_a_registered_object_is_not() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    earlier = AdamW(model.parameters(), lr=0.1)
-    assert run(lambda _: None, model=model) == []
-    model[1].requires_grad_(False)
-    idle = SGD(model[1].parameters(), lr=0.1)
-    optimizer = SGD(model[0].parameters(), lr=0.1)
-    looked = UnregisteredState(Registry({"model": model, "optimizer": optimizer}))
-    assert [looked.committed() for _ in range(LOOKS[0])] == [""] * LOOKS[0]
-    del earlier, idle
+    inner = AdamW(model[1].parameters(), lr=0.1)
+    hooks = Noting()
+    session, optimizer = Session(hooks), SGD(model[0].parameters(), lr=0.1)
+    session.register(model=model, optimizer=optimizer, second=Wrapper(inner))
+    for _ in session.batches(range(LOOKS[0])):
+        with session.step():
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            inner.step()
+            optimizer.step()
+
+    assert hooks.found == []
+
+
+def test_what_only_looks_like_an_optimizer_hides_nothing() -> None:
+    """A wrapper that never calls the constructor of torch's class, say."""
+    model = nn.Linear(2, 2)
+    average, bare = Average(model), SGD.__new__(SGD)
+    (found,) = run(lambda _: average.update(model), model=model)
+    assert found.startswith("steps change Linear")
+    del bare
 
 
 class Wrapper:
-    """A scheduler of a script's own, around one of torch."""
+    """An object of a script's own, around one of torch."""
 
-    def __init__(self, inner: StepLR) -> None:
+    def __init__(self, inner: StepLR | AdamW) -> None:
         self.inner = inner
 
     def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
+        return dict(self.inner.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)

@@ -10,18 +10,17 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.optimizer_state import params_of
+from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers
 from tmd.trainer.state.state import Registry
 
 FIRST = 1
@@ -41,6 +40,7 @@ class UnregisteredState:
         self._registry = registry
         self._steps = 0
         self._found: list[tuple[weakref.ref[Any], str]] = []
+        self._optimizers = LeftOutOptimizers(registry)
 
     def committed(self) -> str:
         """Call after each committed step. Returns what changes without being registered, in words;
@@ -49,7 +49,12 @@ class UnregisteredState:
         if self._steps != FIRST and self._steps not in LOOKS:
             return ""
         try:
-            return self._begin() if self._steps == FIRST else self._compared()
+            if self._steps == FIRST:
+                return self._begin()
+            found = (self._optimizers.found(), self._compared())
+            if self._steps == LOOKS[-1]:
+                self._optimizers.end()
+            return "; ".join(filter(None, found))
         except Exception as error:
             # Any object of the script may be here, and none may stop the job.
             log.debug("unregistered state is not looked for: %s", error)
@@ -57,44 +62,34 @@ class UnregisteredState:
             return ""
 
     def _begin(self) -> str:
-        self._found = [(weakref.ref(each), self._content(each)) for each in self._unknown()]
+        objects, others = gc.get_objects(), set(_within(self._registry.named.values()))
+        self._optimizers.watch(objects, others)
+        self._found = [(weakref.ref(o), _content(o)) for o in self._unknown(objects, others)]
         return ""
 
     def _compared(self) -> str:
         alive = [(each(), before) for each, before in self._found]
-        changed = [o for o, before in alive if o is not None and self._content(o) != before]
+        changed = [o for o, before in alive if o is not None and _content(o) != before]
         if not changed:
             return ""
         self._found = []
-        optimizers = [o for o in changed if isinstance(o, Optimizer)]
-        kinds = ", ".join(sorted({type(each).__name__ for each in optimizers or changed}))
-        if optimizers:
-            return (
-                f"steps run {kinds} on parameters of the registered model, but session.register() "
-                "does not know it: after a loss or a move the job trains on other numbers. Name "
-                "each optimizer in register()"
-            )
+        kinds = ", ".join(sorted({type(each).__name__ for each in changed}))
         return (
             f"steps change {kinds}, which session.register() does not know: it stays behind when "
             "the rank moves. If a later step or a result depends on it, name it in register()"
         )
 
-    def _unknown(self) -> list[object]:
-        """Outermost modules, optimizers, schedulers and scalers that are not registered.
+    def _unknown(self, objects: list[Any], others: Collection[int]) -> list[object]:
+        """Outermost modules, schedulers and scalers of ``objects`` that are not registered.
 
         Not a generator: that would be among the objects that it holds, so that one that is not run
         to its end would keep all of them alive.
         """
-        registry = self._registry
         # By memory, since a registered object may only contain the module.
-        known = {_memory(t) for t in registry.collect()[1]}
-        others = set(_within(registry.others))
-        objects = gc.get_objects()
+        known = {_memory(t) for t in self._registry.collect()[1]}
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
-        found: list[object] = [
-            o for o in objects if issubclass(type(o), Optimizer) and self._left_out(o)
-        ]
+        found: list[object] = []
         for module in modules:
             own = {_memory(t) for t in _tensors(module)}
             # A module without parameters, such as a metric, is no copy of a model.
@@ -106,23 +101,6 @@ class UnregisteredState:
             if kept and id(each) not in others:
                 found.append(each)
         return found
-
-    def _left_out(self, optimizer: Optimizer) -> list[Tensor]:
-        """Parameters of the registered models that ``optimizer`` has, and no registered one."""
-        registry = self._registry
-        optimized = {id(p) for each in registry.faces for p in params_of(each)}
-        held = {id(p) for module in registry.modules for p in module.parameters()} - optimized
-        return [p for p in params_of(optimizer) if id(p) in held]
-
-    @torch.no_grad()
-    def _content(self, each: Any) -> str:
-        """What a step may change of it."""
-        if isinstance(each, Optimizer):
-            return _sample(self._left_out(each))
-        if isinstance(each, nn.Module):
-            return _sample(_tensors(each))
-        numbers = {k: v for k, v in each.state_dict().items() if isinstance(v, int | float)}
-        return repr(sorted(numbers.items()))
 
 
 def _within(objects: Iterable[object], depth: int = 3) -> Iterator[int]:
@@ -144,5 +122,10 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from nn.Module.buffers(module)
 
 
-def _sample(tensors: Iterable[Tensor]) -> str:
-    return digest_of(part(t.detach()).flatten()[:SAMPLE] for t in tensors)
+@torch.no_grad()
+def _content(each: Any) -> str:
+    """What a step may change of it."""
+    if isinstance(each, nn.Module):
+        return digest_of(part(t.detach()).flatten()[:SAMPLE] for t in _tensors(each))
+    numbers = {k: v for k, v in each.state_dict().items() if isinstance(v, int | float)}
+    return repr(sorted(numbers.items()))
