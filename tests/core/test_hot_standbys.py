@@ -139,7 +139,7 @@ def test_an_idle_standby_takes_a_lost_rank_before_a_hot_one_in_reserve() -> None
 
 
 def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
-    """Never as rank 0, on which scripts print and save."""
+    """Not as rank 0 if there is a choice, since scripts print and save there."""
     wanted = ShadowGoals(rehearse=True)
     record, view, facts = cluster(worker("s"), worker("t"))
     studies = assign_shadows(record, view, facts, wanted)
@@ -369,6 +369,15 @@ def test_a_standby_rehearses_another_rank_than_it_had_as_its_own() -> None:
     assert to_rehearse(worker("s", first_rank=4), {"alone": [4]}, "", wanted) == 4
     assert to_rehearse(worker("s", first_rank=4, serves=(0, 1, 2, 3)), roles, "", wanted) == 2
     assert to_rehearse(worker("s", first_rank=0), {"alike": [3, 0]}, "", wanted) == 3
+
+
+def test_after_a_refused_move_another_source_is_more_important() -> None:
+    """That of the move may be the one that is wrong."""
+    refused = Rehearsal(9, 1.0, "other bits", suspect=True, refused_rank=0)
+    status, wanted = worker("s", first_rank=1, rehearsed=(refused,)), ShadowGoals(rehearse=True)
+
+    assert to_rehearse(status, {"": [1, 0]}, "", wanted) == 1
+    assert to_rehearse(status, {"": [2, 1, 0]}, "", wanted) == 2
 
 
 def test_a_hot_standby_follows_another_rank_than_it_had_as_its_own() -> None:

@@ -87,8 +87,8 @@ def assign_shadows(
 
 
 def roles_of(record: JobRecord, facts: PlanFacts) -> dict[str, list[int]]:
-    """Roles of the job and their ranks, the most frequent first. Ranks of unknown role form one
-    role."""
+    """Roles of the job and their ranks, the last one first, by the frequency of the roles. Ranks of
+    unknown role form one role."""
     found: dict[str, list[int]] = {}
     for rank in reversed(range(record.world_size)):
         found.setdefault(facts.role(rank), []).append(rank)
@@ -116,8 +116,7 @@ def to_rehearse(
     suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
     refused = {v.refused_rank for v in status.rehearsed}
     # One that builds its role anew has got the last rank of it meanwhile.
-    got = {status.first_rank, *(max(ranks) for ranks in roles.values() if status.serves)}
-    roles = {r: sorted(ranks, key=lambda n: (n in got, n in refused)) for r, ranks in roles.items()}
+    got = {status.first_rank, *(ranks[0] for ranks in roles.values() if status.serves)}
 
     def is_due(role: str, rank: int) -> bool:
         if request and not _has_answered(status, rank, role, request):
@@ -126,7 +125,11 @@ def to_rehearse(
         unknown = verdict is None or verdict.refused_rank is not None
         return wanted.rehearse and unknown and not suspect
 
-    due = [ranks for role, ranks in roles.items() if is_due(role, ranks[0])]
+    due = [
+        sorted(ranks, key=lambda n: (n in refused, n in got))
+        for role, ranks in roles.items()
+        if is_due(role, ranks[0])
+    ]
     built = (rank for ranks in due for rank in ranks if rank in status.serves)
     return next(chain(built, (ranks[0] for ranks in due)), None)
 
@@ -153,7 +156,7 @@ def _another(
     if hot is None or hot.rank != facts.status[hot.member.worker].first_rank:
         return hot
     holder = facts.status.get(record.membership.members[hot.rank].worker)
-    alike = () if holder is None else holder.replicas
+    alike = set() if holder is None else {*holder.replicas}
     others = [r for r in order if r in alike and 0 != r != hot.rank and _same_role(r, hot, facts)]
     return next(_fit_for(others, [hot.member], facts), hot)
 
