@@ -177,6 +177,13 @@ class Litters(Sound):
             yield signal
 
 
+@pytest.mark.looptime
+async def test_the_kit_takes_real_time_in_a_loop_with_virtual_time():
+    """Timers of such a loop are over at once: a good detector would not end within its limit."""
+    for _ in range(3):
+        await kit.check_watch(Sound())
+
+
 async def test_a_correct_detector_passes_the_kit():
     kit.check_config(Sound())
     kit.check_supported(Sound())
