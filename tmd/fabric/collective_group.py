@@ -63,7 +63,8 @@ class CollectiveGroup(Identity):
             empty(outputs)
         objects = emptied and unsent
         sandbox = self._fabric.sandboxed
-        if objects and sandbox is not None and isinstance(sandbox.source, Neutral):
+        alone = sandbox is not None and isinstance(sandbox.source, Neutral)
+        if objects and alone and not self._fabric.step.has_begun:
             warn_of_none()
         call = CollectiveCall(kind, body, outputs, inputs, dtype, root, detail, objects, emptied)
         return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))

@@ -12,11 +12,15 @@ import logging
 import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages; Debian's Python has the second."""
 NONE = b"N."
 """The shortest pickle of ``None``."""
 CALLERS = frozenset(
@@ -47,13 +51,15 @@ def under_way() -> bool:
 def warn_of_none() -> None:
     """Warn once for each line of a script that asks for an object where no rank answers."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__")):
+    while frame.f_back is not None and _is_a_package(frame):
         frame = frame.f_back
     _warn(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def _is_ours(module: object) -> bool:
-    return str(module).partition(".")[0] in ("torch", "tmd")
+def _is_a_package(frame: FrameType) -> bool:
+    """Whether the code is that of tmd, torch or another package that is installed."""
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return module in ("torch", "tmd") or bool(INSTALLED & {*Path(frame.f_code.co_filename).parts})
 
 
 @cache

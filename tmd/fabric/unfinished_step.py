@@ -62,6 +62,8 @@ class UnfinishedStep:
         self._groups, self._calls = groups, calls
         self.on_break: Callable[[], None] | None = None
         """Set once, by the worker that can finish steps; without it no step is suspended."""
+        self.has_begun = False
+        """Whether the script has come to a step yet."""
         self._changed = threading.Condition()
         self._state = StepState.CLOSED
         self._running = 0
@@ -97,6 +99,7 @@ class UnfinishedStep:
         ``keeps``: whether to keep what it takes to finish it after a loss. Nothing is kept if an
         operation of an earlier step still runs.
         """
+        self.has_begun = True
         if self.end():
             return  # another attempt in the batch of a void step
         self._between = self._calls.begun - self._voted_at
