@@ -305,15 +305,15 @@ def test_a_callback_that_stops_training_in_on_log_is_named(
         def on_log(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
         ) -> TrainerControl:
-            control.should_training_stop = True
-            return control
+            return TrainerControl(should_training_stop=True)
 
     handler = HeldCallbacks([Budget(), TrainerCallback()], None, None, None, None)
     control = TrainerControl()
     with caplog.at_level("WARNING", "tmd.trainer"):
         handler.release("on_save", None, None, control)
         assert caplog.messages == []
-        handler.release("on_log", None, None, control, logs={})
+        for _ in range(2):
+            handler.release("on_log", None, None, control, logs={})
 
     (message,) = caplog.messages
     assert message.startswith("Budget set should_training_stop in on_log, which has no effect")

@@ -125,12 +125,23 @@ class Cut(Sampler[int]):
         return iter(self.places)
 
 
+class Around(Sampler[int]):
+    """A sampler that takes places from another one."""
+
+    def __init__(self, sampler: Sampler[int]) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sampler)
+
+
 @pytest.mark.parametrize(
     "loader",
     [
         DataLoader(Stream(1, world_size=3)),
         DataLoader(Stream(1, num_shards=3)),
         DataLoader(DATA, sampler=Cut(1, 3)),  # type: ignore[arg-type]
+        DataLoader(DATA, sampler=Around(Cut(1, 3))),  # type: ignore[arg-type]
     ],
 )
 def test_streams_and_samplers_that_keep_a_rank_are_refused_too(loader: DataLoader[int]) -> None:
@@ -138,9 +149,10 @@ def test_streams_and_samplers_that_keep_a_rank_are_refused_too(loader: DataLoade
         placed(loader, DataPlace(1, 3))
 
 
-def test_a_stream_with_a_rank_of_something_else_is_left_alone() -> None:
-    """That of a tensor, say."""
-    loader = DataLoader(Stream(1))
+@pytest.mark.parametrize("number", [{}, {"num_shards": 64}])
+def test_a_stream_with_a_rank_of_something_else_is_left_alone(number: dict[str, int]) -> None:
+    """That of a tensor, say, with a number of files."""
+    loader = DataLoader(Stream(1, **number))
     assert placed(loader, DataPlace(1, 3)) is loader
 
 

@@ -41,6 +41,8 @@ class Attachment:
     trains = 0
     """How many calls of a method that trains are under way: trainers of adapters, one in another.
     """
+    trained = False
+    """Whether one of these has ended."""
 
     def watch(self, trainer: type, name: str) -> None:
         """While this method of ``trainer`` runs, the adapter trains."""
@@ -53,6 +55,7 @@ class Attachment:
                 return method(*args, **named)
             finally:
                 self.trains -= 1
+                self.trained = True
 
         setattr(trainer, name, training)
 
@@ -93,7 +96,7 @@ def _transformers(_: ModuleType) -> None:
     module: Any = sys.modules["transformers"]  # its import may put another one in its place
 
     def only_ours(trainer: Any, *_: object, **__: object) -> None:
-        _refuse_foreign(type(trainer), ours.Trainer, ("train", "_inner_training_loop"))
+        _refuse_foreign(type(trainer), ours.Trainer, ("_inner_training_loop",))
 
     _before(module.Trainer, "__init__", only_ours)
     attachment.watch(module.Trainer, "train")
@@ -170,8 +173,11 @@ def _guard() -> None:
     refusal = f"tmd launch --auto knows {TRAINERS}, but this script"
 
     def refuse(*_: object) -> None:
-        if not attachment.trains:
+        if attachment.trains:
+            return
+        if not attachment.trained:
             raise Unsupported(f"{refusal} calls an optimizer without one: {PAGE}")
+        _warn_of_the_rest()
 
     register_optimizer_step_pre_hook(refuse)
 
@@ -182,6 +188,15 @@ def _guard() -> None:
         attachment.grouped = True
 
     dist.init_process_group = init_process_group
+
+
+@functools.cache
+def _warn_of_the_rest() -> None:
+    # No error: that could cost what was trained and is not saved yet.
+    log.warning(
+        "the trainer has ended, and this script goes on with an optimizer of its own: tmd does not "
+        "protect that part"
+    )
 
 
 def _run() -> None:

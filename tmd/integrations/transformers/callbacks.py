@@ -6,7 +6,7 @@ import copy
 import logging
 from typing import Any, NamedTuple
 
-from transformers.trainer_callback import CallbackHandler, TrainerCallback
+from transformers.trainer_callback import CallbackHandler
 
 log = logging.getLogger("tmd.trainer")
 
@@ -23,7 +23,10 @@ class HeldCall(NamedTuple):
 class HeldCallbacks(CallbackHandler):
     """Keeps back what may happen only once, while ``held`` is a list."""
 
+    callbacks: list[Any]
     held: list[HeldCall] | None = None
+    _warned: frozenset[tuple[str, str]] = frozenset()
+    """Callbacks and events of which a user was warned."""
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
         if self.held is None or event not in ("on_log", "on_save"):
@@ -37,18 +40,26 @@ class HeldCallbacks(CallbackHandler):
         """Call what was kept back. What it changes in the control object has no effect: what that
         decides has been voted on."""
         *others, control = args
-        given = copy.copy(control)
-        super().call_event(event, *others, given, **more)
-        if changed := [name for name, value in vars(given).items() if value != vars(control)[name]]:
+        every = self.callbacks
+        try:
+            for each in every:
+                self.callbacks = [each]
+                after = super().call_event(event, *others, copy.copy(control), **more)
+                self._warn(type(each).__name__, event, _changed(control, after))
+        finally:
+            self.callbacks = every
+
+    def _warn(self, callback: str, event: str, changed: str) -> None:
+        """Once for each callback and event."""
+        if changed and (callback, event) not in self._warned:
+            self._warned |= {(callback, event)}
             log.warning(
                 "%s set %s in %s, which has no effect: do so in on_step_end or on_evaluate",
-                *(self._named(event), " and ".join(changed), event),
+                *(callback, changed, event),
             )
 
-    def _named(self, event: str) -> str:
-        """The callbacks that act on ``event``."""
-        inherited = getattr(TrainerCallback, event)
-        kinds = {type(each) for each in self.callbacks}
-        return " or ".join(
-            sorted(k.__name__ for k in kinds if getattr(k, event, inherited) is not inherited)
-        )
+
+def _changed(before: Any, after: Any) -> str:
+    """The fields of a control object that a callback has set."""
+    values = vars(before)
+    return " and ".join(name for name, value in vars(after).items() if value != values.get(name))

@@ -20,6 +20,8 @@ class DataPlace(NamedTuple):
 
 NUMBERS = ("world_size", "num_replicas", "num_ranks", "num_shards")
 """Names by which a sampler or a stream keeps the number of ranks."""
+DEPTH = 3
+"""Samplers around samplers that are looked at."""
 Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
 """Batches, or a function that builds the loader for a part of the data."""
 
@@ -57,7 +59,7 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
                 "iterated, but a joiner begins alone: use "
                 "DataLoaderConfiguration(use_seedable_sampler=True)"
             )
-        elif place.parts > 1 and (rank := _fixed_rank(each)) is not None:
+        elif place.parts > 1 and (rank := _fixed_rank(each, place.parts)) is not None:
             raise ValueError(
                 f"the data of {type(each).__name__} were fixed for rank {rank} when it was built, "
                 "but a worker's rank can change: pass a function that builds the loader, as in "
@@ -92,7 +94,10 @@ def pieces(loader: object) -> Iterator[Any]:
     batch_sampler = getattr(loader, "batch_sampler", None)
     yield loader
     yield getattr(loader, "dataset", None)
-    yield getattr(loader, "sampler", None)
+    sampler = getattr(loader, "sampler", None)
+    for _ in range(DEPTH):
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
     while batch_sampler is not None:
         yield batch_sampler
         yield getattr(batch_sampler, "sampler", None)
@@ -113,7 +118,7 @@ def _is_shard(value: object) -> bool:
     return all(isinstance(getattr(value, n, None), int) for n in ("process_index", "num_processes"))
 
 
-def _fixed_rank(value: object) -> int | None:
+def _fixed_rank(value: object, parts: int) -> int | None:
     """The rank that was fixed when ``value`` was built, if any: of torchtitan's loaders, Megatron's
     samplers, streams that ``datasets.distributed`` has divided, and samplers and streams of the
     script's own that keep a rank and a number of ranks."""
@@ -122,7 +127,7 @@ def _fixed_rank(value: object) -> int | None:
         getattr(value, "dp_rank", None),
         getattr(value, "data_parallel_rank", None),
         getattr(getattr(value, "_distributed", None), "rank", None),
-        kept.get("rank") if any(isinstance(kept.get(name), int) for name in NUMBERS) else None,
+        kept.get("rank") if parts in [kept.get(name) for name in NUMBERS] else None,
     )
     return next((rank for rank in found if isinstance(rank, int)), None)
 
