@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.utils._pytree import tree_map_only
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.frameworks import need
+from tests.e2e.frameworks import need, undisturbed_in
 from tests.e2e.harness import CRAWL, ROOT, Golden, running
 from tests.marks import thorough
+from tmd.core.values.checkpoints import PARTIAL, name_of
 from tmd.embedded import EmbeddedRedis
+from tmd.trainer.state.digests import digest_of
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "accelerate_script.py")
+SAVED = (10, 20, 30, 40)
+"""Steps whose checkpoints the script writes."""
 
 
 @pytest.fixture(scope="module")
-def accelerate_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+def accelerate_golden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Golden, Path]:
+    """Results of the undisturbed run, and the folder in which it wrote."""
     need("accelerate")
-    return golden_of(tmp_path_factory.mktemp("accelerate_golden"), script=SCRIPT)
+    return undisturbed_in(tmp_path_factory.mktemp("accelerate_golden"), SCRIPT)
+
+
+def contents(folder: Path, scratch: Path) -> dict[str, Any]:
+    """By name of its folder, all that a checkpoint has, read by plain torch; the bits of a tensor
+    as their digest. What is not complete cannot be read."""
+    found = {}
+    for place in (folder / "checkpoints").iterdir():
+        dcp_to_torch_save(place, scratch)
+        state = torch.load(scratch, weights_only=True)
+        bits = tree_map_only(Tensor, lambda t: (t.dtype, t.shape, digest_of([t])), state)
+        found[place.name] = bits
+    return found
+
+
+def once_each() -> Counter[str]:
+    """Lines of the script if each rank writes its part once, and one worker joins them once."""
+    names = [name_of(step) + PARTIAL for step in SAVED]
+    parts = [f"{name}/part-{rank}.new" for name in names for rank in range(3)]
+    return Counter([*names, *parts])
 
 
 # In the first epoch of 13 steps 5 and 11 evaluate, and 15 is its end. The second one begins at 16.
@@ -26,12 +57,18 @@ def accelerate_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     ("point", "step"), [("backward", 22), thorough("evaluation", 21), thorough("optimizer", 24)]
 )
 async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
-    point: str, step: int, tmp_path: Path, redis: EmbeddedRedis, accelerate_golden: Golden
+    point: str,
+    step: int,
+    tmp_path: Path,
+    redis: EmbeddedRedis,
+    accelerate_golden: tuple[Golden, Path],
 ) -> None:
-    """Losses, gathered evaluations and weights; each evaluation is reported once."""
+    """Losses, gathered evaluations, weights and checkpoints. Each evaluation is reported once, and
+    each checkpoint written once. One of both lies between the drain and the loss."""
+    golden, folder = accelerate_golden
     faults = [CRAWL, "forward@1:18=wait", f"{point}@1:{step}=kill"]
     async with running(
-        tmp_path, redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
+        tmp_path / "run", redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
     ) as run:
         await run.drain_rank_0()
         run.let_go("forward")
@@ -39,7 +76,29 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
 
         assert run.fired(point)
         # A rank that dies in the optimizer has voted, and leaves no line.
-        await run.ends_like(accelerate_golden, lost=1, unwritten=[(1, 24)])
+        await run.ends_like(golden, lost=1, unwritten=[(1, 24)])
         told = (run.cluster.trace / "reports").read_text().splitlines()
         assert [line.split()[0] for line in told] == [str(n) for n in range(1, len(told) + 1)]
         assert len(told) == 6
+    saved, expected = (contents(f, tmp_path / "whole") for f in (run.cluster.trace, folder))
+    assert saved.keys() == {name_of(step) for step in SAVED}
+    assert saved == expected
+    assert Counter((run.cluster.trace / "writes").read_text().splitlines()) == once_each()
+
+
+def test_a_job_goes_on_from_a_checkpoint(
+    tmp_path: Path, accelerate_golden: tuple[Golden, Path]
+) -> None:
+    """In the second epoch, with the numbers of the undisturbed run. It reads the data, the schedule
+    and the evaluations so far from the checkpoint."""
+    golden, folder = accelerate_golden
+    begun = name_of(SAVED[1])
+    shutil.copytree(folder / "checkpoints" / begun, tmp_path / "trace" / "checkpoints" / begun)
+    again = golden_of(tmp_path, script=SCRIPT)
+
+    assert again.weights == golden.weights
+    assert min(step for _, step in again.trace.commits) == SAVED[1]
+    losses = {key: line["loss"] for key, line in golden.trace.commits.items()}
+    assert {k: v["loss"] for k, v in again.trace.commits.items()}.items() <= losses.items()
+    saved, expected = (contents(f, tmp_path / "whole") for f in (tmp_path / "trace", folder))
+    assert saved == {name: expected[name] for name in map(name_of, SAVED[1:])}

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import CRAWL, ROOT, Golden, Run, running
 from tests.marks import thorough
+from tmd.core.values.model import ClusterView
+from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
+from tmd.trainer.state.digests import digest_of
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "transformers_script.py")
 TRAINS, EVALUATES, STOPS, STREAMED = 41, 42, 17, 11
 """Numbers of the session's steps in which the script makes its step 25, evaluates after it, and
 evaluates after its step 10, the second time, and in which streamed data have ended."""
+SAVES, QUIET = 33, 39
+"""The same, in which it makes its step 20, after which it saves, and its step 24, in which it logs
+nothing."""
+TIMES = ("_runtime", "_per_second")
+"""Ends of the names of what an evaluation logs of its speed."""
 
 
 @pytest.fixture(scope="module")
@@ -32,33 +46,62 @@ async def ends_like(
     *,
     lost: int,
     unwritten: Collection[tuple[int, int]] = (),
+    cut: int = 0,
 ) -> None:
-    """The same losses, evaluations and weights; each line is logged once, each checkpoint is
-    complete and saved once."""
+    """The same losses, evaluations, weights and checkpoints; each line is logged once, each
+    checkpoint saved once, and written once. ``cut``: how many writes a kill has cut off."""
     await run.ends_like(golden[0], lost=lost, unwritten=unwritten)
     folder = run.cluster.trace
     for name in ("log", "saves"):
         assert (folder / name).read_text() == (golden[1] / name).read_text(), name
-    assert files(folder) == files(golden[1])
-    assert [history(each) for each in saved(folder)] == [history(each) for each in saved(golden[1])]
+    written, expected = writes(folder), writes(golden[1])
+    assert set(expected.values()) == {1}
+    assert not expected - written
+    assert sum((written - expected).values()) == cut
+    assert all(line.endswith(" begun") for line in written - expected)
+    assert contents(folder) == contents(golden[1])
 
 
-def saved(folder: Path) -> list[Path]:
-    return sorted((folder / "out").glob("checkpoint-*"))
+def writes(folder: Path) -> Counter[str]:
+    """The begin and the end of each write of a checkpoint."""
+    return Counter((folder / "writes").read_text().splitlines())
 
 
-def files(folder: Path) -> list[str]:
-    """All files of the checkpoints, and what else is in the folder of the trainer."""
+def contents(folder: Path) -> dict[str, Any]:
+    """By path: what each file of the checkpoints has, and what else is in the trainer's folder."""
     out = folder / "out"
-    found = [*out.glob("*"), *(file for each in saved(folder) for file in each.glob("*"))]
-    return sorted(str(file.relative_to(out)) for file in found)
+    found = [*out.glob("*"), *out.glob("checkpoint-*/*")]
+    return {str(path.relative_to(out)): content(path) for path in found}
 
 
-def history(checkpoint: Path) -> list[tuple[int, str]]:
-    """What a checkpoint knows of earlier logs; without times, which are never equal."""
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    names = ("loss", "eval_loss")
-    return [(each["step"], str([each.get(n) for n in names])) for each in state["log_history"]]
+def content(path: Path) -> Any:
+    """What a file has that is equal in each run, loaded; the bits of tensors as their digest."""
+    if path.name == "trainer_state.json":
+        return trainer_state(json.loads(path.read_text()))
+    match path.suffix:
+        case ".json":
+            return json.loads(path.read_text())
+        case ".safetensors":
+            from safetensors.torch import load_file  # only where transformers is
+
+            loaded: Any = load_file(path)
+        case ".pt" | ".pth":
+            loaded = torch.load(path, weights_only=False)
+        case _:
+            return None  # a folder, or the arguments of the trainer, which name its folder
+    loaded = tree_map_only(Tensor, lambda t: (t.dtype, t.shape, digest_of([t])), loaded)
+    return tree_map_only(np.ndarray, np.ndarray.tolist, loaded)
+
+
+def trainer_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Without times, which are never equal, without the folder of the run, and without what each
+    rank logs of its own loss: a rank that takes over a history takes those values, too."""
+    best = state["best_model_checkpoint"]
+    history = [
+        {k: v if k != "batch" else None for k, v in each.items() if not k.endswith(TIMES)}
+        for each in state["log_history"]
+    ]
+    return {**state, "best_model_checkpoint": best and Path(best).name, "log_history": history}
 
 
 async def test_a_drain_of_rank_0_and_a_kill(
@@ -144,14 +187,15 @@ async def test_a_rank_is_lost_in_or_after_a_step(
         assert run.fired(point)
         assert [m.rank for m in plan.moves] == [rank]
         # A rank that dies after its vote leaves no line in the trace.
-        await ends_like(run, trainer_golden, lost=1, unwritten=[(1, TRAINS)])
+        cut = int(point == "saving")
+        await ends_like(run, trainer_golden, lost=1, unwritten=[(1, TRAINS)], cut=cut)
 
 
 @pytest.mark.thorough
-async def test_a_rank_with_a_hot_standby_is_lost(
+async def test_a_rank_is_lost_where_another_one_has_a_hot_standby(
     tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
 ) -> None:
-    """The standby has logged, evaluated and counted along with rank 0, and written nothing."""
+    """The standby has logged, evaluated and counted along with its rank, and written nothing."""
     faults = [CRAWL, f"forward@0:{TRAINS}=wait", f"evaluation@0:{EVALUATES}=kill"]
     hot = "[shadow]\nhot = 1\n"
     async with running(tmp_path, redis.url, faults=faults, script=SCRIPT, more_config=hot) as run:
@@ -162,6 +206,38 @@ async def test_a_rank_with_a_hot_standby_is_lost(
 
         assert run.fired("evaluation")
         await ends_like(run, trainer_golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_a_hot_standby_of_rank_0_passes_by_a_checkpoint(
+    tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
+) -> None:
+    """It has saved nothing while rank 0 saved, and saves once it holds the rank. Rank 0 gets a hot
+    standby after all others."""
+    faults = [CRAWL, f"forward@0:{SAVES}=wait", f"backward@0:{QUIET}=kill"]
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=faults,
+        script=SCRIPT,
+        standby=("s1", "s2", "s3"),
+        more_config="[shadow]\nhot = 3\n",
+    ) as run:
+        await run.cluster.until(shadows_rank_0, "a hot standby of rank 0")
+        run.let_go("between")
+        run.let_go("forward")
+        await run.done("trainer")
+
+        assert run.fired("backward")
+        await ends_like(run, trainer_golden, lost=1)
+    passed_by = (run.cluster.trace / "shadowed").read_text().splitlines()
+    assert "rank 0 checkpoint-20" in passed_by
+
+
+def shadows_rank_0(view: ClusterView) -> bool:
+    """Whether a standby shadows rank 0 with equal digests."""
+    shadows = [worker.shadow for worker in workers(view) if worker.shadow]
+    return any(shadow.rank == 0 and shadow.verified for shadow in shadows)
 
 
 @pytest.mark.thorough
@@ -181,7 +257,7 @@ async def test_a_rank_is_lost_while_training_ends_early(
 
         assert run.fired(point)
         assert [m.rank for m in plan.moves] == [0]
-        await ends_like(run, golden, lost=1)
+        await ends_like(run, golden, lost=1, cut=int(point == "saving"))
         assert (golden[1] / "saves").read_text() == "10\n"
 
 
@@ -202,7 +278,7 @@ async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
 
         assert run.fired("after-vote")
         await run.ends_like(golden, lost=1)
-        assert files(run.cluster.trace) == files(folder)
+        assert contents(run.cluster.trace) == contents(folder)
         lines = (run.cluster.trace / "log").read_text().splitlines()
         whole = (folder / "log").read_text().splitlines()
         assert set(lines) < set(whole)

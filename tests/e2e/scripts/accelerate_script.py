@@ -1,9 +1,11 @@
-"""A loop with Accelerate's own release: shards, accumulation, clipping, evaluation that gathers."""
+"""A loop with Accelerate's own release: shards, accumulation, clipping, evaluation that gathers,
+and checkpoints of the session."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import tmd.trainer
@@ -18,7 +21,7 @@ from tmd.campaign.job import Net, Optimizer, injector
 from tmd.integrations.accelerate import batches, microbatches, repeatable
 from tmd.trainer.state.digests import digest_of
 
-ACCUMULATE, BATCH, EPOCHS, EVALUATE = 2, 8, 3, 5
+ACCUMULATE, BATCH, EPOCHS, EVALUATE, SAVE = 2, 8, 3, 5, 10
 
 
 def data(size: int, seed: int) -> TensorDataset:
@@ -31,6 +34,28 @@ def masked(rows: list[Any]) -> tuple[Tensor, Tensor]:
     """Draws random numbers in this process, as a collator does that masks tokens."""
     samples, targets = default_collate(rows)
     return samples * (torch.rand_like(samples) > 0.15), targets
+
+
+def count_writes(folder: Path) -> None:
+    """Append a line to a file for each part of a checkpoint that is written, and each joined one.
+
+    torch's writer finishes both, in the folder that it was made for.
+    """
+    finish = FileSystemWriter.finish
+
+    def counted(writer: FileSystemWriter, *args: Any) -> None:
+        finish(writer, *args)
+        with (folder / "writes").open("a") as file:
+            file.write(f"{Path(writer.path).relative_to(folder / 'checkpoints')}\n")
+
+    FileSystemWriter.finish = counted  # type: ignore[method-assign, assignment]
+
+
+def written() -> None:
+    """Wait until the checkpoint that has begun is complete. A short step waits for no disk."""
+    for thread in threading.enumerate():
+        if thread.name == "tmd-checkpoint":
+            thread.join()
 
 
 def main() -> None:
@@ -62,6 +87,8 @@ def main() -> None:
     evaluations = session.counter("evaluations", ())
     session.register(model=model, optimizer=optimizer, scheduler=scheduler)
     folder = Path(os.environ["TMD_TRACE"])
+    count_writes(folder)
+    session.checkpoint(folder / "checkpoints", every=SAVE, keep=10)
 
     @torch.no_grad()
     def evaluate() -> None:
@@ -97,6 +124,7 @@ def main() -> None:
                     scheduler.step()
                     optimizer.zero_grad()
                 step.record(loss)
+            written()
             injector.reach("between")
             if session.position.index % (EVALUATE * ACCUMULATE) == 0:
                 checked()

@@ -99,7 +99,11 @@ class Steps(TrainerCallback, ExportableState):
 
 
 class Saving(Trainer):
-    """Logs in some steps, and has a point for faults with a part of a checkpoint written."""
+    """Logs in some steps, and has a point for faults with a part of a checkpoint written.
+
+    Writes down the begin and the end of each write of a checkpoint, by whatever process, and where
+    a shadow passes by one.
+    """
 
     def compute_loss(self, model: Any, *args: Any, **named: Any) -> Any:
         found = super().compute_loss(model, *args, **named)
@@ -107,9 +111,24 @@ class Saving(Trainer):
             self.log({"batch": float(found.detach())})
         return found
 
-    def save_model(self, *args: Any, **named: Any) -> None:
-        super().save_model(*args, **named)
+    def save_model(self, folder: str, *args: Any, **named: Any) -> None:
+        note("writes", f"{Path(folder).name} begun")
+        super().save_model(folder, *args, **named)
         injector.reach("saving")
+
+    def _save_rng_state(self, folder: str) -> None:
+        super()._save_rng_state(folder)  # the last file but one, with what is compared
+        note("writes", f"{Path(folder).name} whole")
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if session().shadowing:
+            note("shadowed", f"rank {session().rank} checkpoint-{self.state.global_step}")
+
+
+def note(name: str, line: str) -> None:
+    with Path(os.environ["TMD_TRACE"], name).open("a") as file:
+        file.write(line + "\n")
 
 
 def accuracy(results: Any) -> dict[str, float]:
