@@ -209,12 +209,24 @@ async def test_a_rank_is_lost_where_another_one_has_a_hot_standby(
 
 
 @pytest.mark.thorough
-async def test_a_hot_standby_of_rank_0_passes_by_a_checkpoint(
-    tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
+@pytest.mark.parametrize(
+    "fault",
+    [
+        f"backward@0:{QUIET}=kill",
+        f"backward@0:{QUIET + 2}=kill",
+        f"evaluation@0:{EVALUATES}=kill",
+        f"saving@0:{SAVES + 1}=wait",
+    ],
+    ids=["a step", "a step that logs", "an evaluation", "a checkpoint"],
+)
+async def test_rank_0_is_lost_and_has_a_hot_standby(
+    fault: str, tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
 ) -> None:
-    """It has saved nothing while rank 0 saved, and saves once it holds the rank. Rank 0 gets a hot
-    standby after all others."""
-    faults = [CRAWL, f"forward@0:{SAVES}=wait", f"backward@0:{QUIET}=kill"]
+    """The standby has saved and logged nothing while it followed rank 0, and does both once it
+    holds the rank: also what is due in the step in which it takes it. Rank 0 gets a hot standby
+    after all others."""
+    faults = [CRAWL, f"forward@0:{SAVES}=wait", fault]
+    point, waits = fault.partition("@")[0], fault.endswith("wait")
     async with running(
         tmp_path,
         redis.url,
@@ -226,12 +238,19 @@ async def test_a_hot_standby_of_rank_0_passes_by_a_checkpoint(
         await run.cluster.until(shadows_rank_0, "a hot standby of rank 0")
         run.let_go("between")
         run.let_go("forward")
+        if waits:  # rank 0 has written a part, and its standby waits for it to come to the end
+            await run.reached(point)
+            await run.cluster.until(
+                lambda v: all(w.step == SAVES + 1 for w in workers(v)), "the standbys save, too"
+            )
+            await run.kill(0)
         await run.done("trainer")
 
-        assert run.fired("backward")
-        await ends_like(run, trainer_golden, lost=1)
-    passed_by = (run.cluster.trace / "shadowed").read_text().splitlines()
-    assert "rank 0 checkpoint-20" in passed_by
+        assert run.fired(point)
+        await ends_like(run, trainer_golden, lost=1, cut=int(waits))
+    shadowed = run.cluster.trace / "shadowed"
+    passed_by = shadowed.read_text().splitlines() if shadowed.exists() else []
+    assert waits or "rank 0 checkpoint-20" in passed_by
 
 
 def shadows_rank_0(view: ClusterView) -> bool:

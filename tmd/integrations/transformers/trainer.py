@@ -221,7 +221,10 @@ class Trainer(SavingTrainer):
         if result is not StepResult.COMMITTED:
             del history[before:]
             return result
+        self._take_rank()  # a standby may have taken it in this step
         for event, state, more in held:
+            state.is_world_process_zero = self.state.is_world_process_zero
+            state.is_local_process_zero = self.state.is_local_process_zero
             handler.release(event, self.args, state, self.control, **more)
         return result
 

@@ -137,7 +137,7 @@ class StandaloneHooks:
         """The state never comes from another worker."""
         return lambda: ""
 
-    def begun(self) -> None:
+    def begun(self, *, trains: bool = True) -> None:
         """No peer compares step times."""
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:

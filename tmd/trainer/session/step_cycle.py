@@ -81,7 +81,7 @@ class StepCycle:
         self._local.begin(trains=trains, repeats=self.rehearses)
         self._optimizers.begin()
         self._trace.begun()
-        self.hooks.begun()
+        self.hooks.begun(trains=trains)
 
     def record(self, loss: Tensor | float) -> None:
         """The script has computed the loss of the present step."""

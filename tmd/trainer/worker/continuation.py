@@ -112,9 +112,10 @@ class Continuation:
             self._context.state.early.stand(self._driver.step)
             self._context.state.early.keep_rest()
 
-    def begin_step(self) -> None:
-        """A step begins."""
-        self._fabric.step.begin(keeps=self._keeps)
+    def begin_step(self, *, trains: bool) -> None:
+        """A step begins, in which an optimizer runs if it ``trains``. Any other is repeated after a
+        loss: a function of the script that has run as a shadow has written and printed nothing."""
+        self._fabric.step.begin(keeps=trains and self._keeps)
 
     def close(self) -> None:
         """Give up a suspended step, since the process ends, and wait for the thread."""

@@ -162,12 +162,12 @@ class Coordinator:
 
     # --- vote and boundary ------------------------------------------------------------------------
 
-    def begun(self) -> None:
-        """The script begins to compute a step."""
+    def begun(self, *, trains: bool = True) -> None:
+        """The script begins to compute a step, in which an optimizer runs if it ``trains``."""
         self.adoption.begun()
         self._pacing.begin()
         self._parts.migration.begun()
-        self._parts.continuation.begin_step()
+        self._parts.continuation.begin_step(trains=trains)
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
         """Whether this step is committed. If it ``trains``, an optimizer runs next.
