@@ -12,7 +12,7 @@ from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tests.marks import thorough
 from tmd.core.values.model import PlanKind
-from tmd.demo.cluster import ready
+from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "lightning_script.py")
@@ -107,25 +107,29 @@ async def test_a_rank_is_lost(
 
 
 @pytest.mark.thorough
-async def test_a_hot_standby_takes_a_rank_that_is_lost_in_a_validation(
-    tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
+@pytest.mark.parametrize("where", ["validation-4@0:+", "validation-4@2:+", "backward@0:20"])
+async def test_a_rank_with_a_hot_standby_is_lost(
+    where: str, tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
 ) -> None:
-    """It has run the steps and the validations of its rank until then."""
-    faults = [PACE, "validation-4@2:+=kill"]
+    """It has run the steps and the validations of its rank until then, and logged and saved
+    nothing of it. Rank 0 gets a hot standby after all others."""
     async with running(
         tmp_path,
         redis.url,
-        faults=faults,
-        standby=("s1",),
-        more_config="[shadow]\nhot = 1\n",
+        faults=[PACE, f"{where}=kill"],
+        standby=("s1", "s2", "s3"),
+        more_config="[shadow]\nhot = 3\n",
         script=SCRIPT,
     ) as run:
-        await run.shadowed()
+        await run.cluster.until(
+            lambda v: sum(bool(w.shadow and w.shadow.verified) for w in workers(v)) == 3,
+            "each rank has a hot standby",
+        )
         run.let_go("between")
         plan = await run.done("trainer")
 
-        assert run.fired("validation-4")
-        assert [m.rank for m in plan.moves] == [2]
+        assert run.fired(where.partition("@")[0])
+        assert [m.rank for m in plan.moves] == [int(where.partition("@")[2].partition(":")[0])]
         await ends_like(run, undisturbed, lost=1)
 
 

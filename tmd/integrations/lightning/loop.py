@@ -178,6 +178,7 @@ class SessionFitLoop(_FitLoop):
             step.run(self._train, batches)
         result = step.end(self.strategy.loss)
         if result is StepResult.COMMITTED:
+            self.strategy.set_world_ranks()  # a standby may have taken the rank in this step
             for effect in effects:
                 effect()
         due = self.progress.pending and not self.progress.last
