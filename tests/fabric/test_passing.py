@@ -549,3 +549,20 @@ def test_an_object_after_an_abort_is_none() -> None:
             broadcast_object_list.__code__, scope, closure=broadcast_object_list.__closure__
         )
         assert call().item() == len(NONE)
+
+
+def test_a_result_that_the_script_has_changed_stays_as_it_is() -> None:
+    """Before a vote all operations are waited for once more. Gloo copies the result of a
+    reduce-scatter at each wait: with HSDP it undid the sum over the replicas."""
+
+    def act(fabric: Fabric) -> list[float]:
+        group, out = p.groups[fabric.worker], torch.zeros(2)
+        given = torch.arange(2.0 * SIZE)
+        group.reduce_scatter_single(out, given, dist.ReduceScatterOptions()).wait()
+        assert out.tolist() == (given.view(SIZE, 2)[group.rank()] * SIZE).tolist()
+        out.fill_(7.0)
+        fabric.settle()
+        return out.tolist()
+
+    with passing() as p:
+        assert p.circle.each(act) == [[7.0, 7.0]] * SIZE

@@ -3,6 +3,7 @@ GPU. It cannot end what runs: use it where no member is lost."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,36 @@ from torch import Tensor
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.link_store import meeting
+from tmd.torch_private.c10d import Work as TorchWork
 
 TIMEOUT = timedelta(seconds=30)
+
+
+class WaitedOnce(TorchWork):
+    """A reduce-scatter of Gloo, which copies its result into the output at each wait. By the second
+    one the script may have changed the output."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self._work: Any = work
+        self._waiting = threading.Lock()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        with self._waiting:
+            work, self._work = self._work, None
+            if work is not None:
+                work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work is None
+
+
+class GlooBackend(dist.ProcessGroupGloo):
+    """Gloo, with a reduce-scatter that may be waited for twice."""
+
+    def _reduce_scatter_base(self, *args: Any, **named: Any) -> WaitedOnce:
+        return WaitedOnce(super()._reduce_scatter_base(*args, **named))  # type: ignore[misc]
 
 
 class GlooInner:
@@ -51,7 +80,7 @@ class GlooKind:
         with meeting(self._fabric, request) as store:
             if not store.needed:
                 return None
-            return GlooInner(dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT), store)
+            return GlooInner(GlooBackend(store, rank, len(members), TIMEOUT), store)
 
     def end(self, within_s: float) -> tuple[str, ...]:
         """Nothing is freed in the background."""
