@@ -310,11 +310,12 @@ def test_a_callback_that_stops_training_in_on_log_is_named(
     handler = HeldCallbacks([Budget(), TrainerCallback()], None, None, None, None)
     control = TrainerControl()
     with caplog.at_level("WARNING", "tmd.trainer"):
+        caplog.clear()  # transformers asks for a callback of its own
         handler.release("on_save", None, None, control)
         assert caplog.messages == []
         for _ in range(2):
             handler.release("on_log", None, None, control, logs={})
 
     (message,) = caplog.messages
-    assert message.startswith("Budget set should_training_stop in on_log, which has no effect")
+    assert message.startswith("Budget has set should_training_stop in on_log, which has no effect")
     assert not control.should_training_stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -109,14 +110,20 @@ def test_a_scheduler_is_found() -> None:
     assert "StepLR" in found
 
 
-def test_an_optimizer_of_some_parameters_is_found() -> None:
+@pytest.mark.parametrize("points", ["", "scheduler", "model"])
+def test_an_optimizer_of_some_parameters_is_found(points: str) -> None:
     """Without it those parameters lose its steps. Its kind does not matter, nor that it has no
-    state."""
+    state, nor that a registered scheduler or model points to it."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     forgotten = SGD(model[1].parameters(), lr=0.1)
+    more: dict[str, Any] = {}
+    if points == "scheduler":
+        more["scheduler"] = StepLR(forgotten, 5)
+    if points == "model":
+        model.optimizer = forgotten  # type: ignore[assignment]
     hooks = Noting()
     session, optimizer = Session(hooks), AdamW(model[0].parameters(), lr=0.1)
-    session.register(model=model, optimizer=optimizer)
+    session.register(model=model, optimizer=optimizer, **more)
     for _ in session.batches(range(LOOKS[0])):
         with session.step():
             model.zero_grad()
@@ -127,6 +134,7 @@ def test_an_optimizer_of_some_parameters_is_found() -> None:
     (found,) = hooks.found
     assert found.startswith("steps run SGD on parameters of the registered model")
     assert "Name each optimizer in register()" in found
+    assert type(pickle.loads(pickle.dumps(forgotten))) is SGD, "a script may save it whole"
 
 
 def test_an_optimizer_that_makes_no_steps_is_not() -> None:

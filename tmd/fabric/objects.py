@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -50,16 +50,23 @@ def under_way() -> bool:
 
 def warn_of_none() -> None:
     """Warn once for each line of a script that asks for an object where no rank answers."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_a_package(frame):
+    callers = [f for f in _frames() if _package(f) not in ("torch", "tmd", "runpy")]
+    callers = callers or [sys._getframe(1)]
+    own = (f for f in callers if not INSTALLED & {*Path(f.f_code.co_filename).parts})
+    found = next(own, callers[0])  # a script may be a module of an installed package
+    _warn(f"{found.f_code.co_filename}:{found.f_lineno}")
+
+
+def _frames() -> Iterator[FrameType]:
+    """The call stack, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    _warn(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def _is_a_package(frame: FrameType) -> bool:
-    """Whether the code is that of tmd, torch or another package that is installed."""
-    module = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return module in ("torch", "tmd") or bool(INSTALLED & {*Path(frame.f_code.co_filename).parts})
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 @cache

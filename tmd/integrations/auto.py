@@ -52,10 +52,11 @@ class Attachment:
         def training(*args: Any, **named: Any) -> Any:
             self.trains += 1
             try:
-                return method(*args, **named)
+                result = method(*args, **named)
             finally:
                 self.trains -= 1
-                self.trained = True
+            self.trained = True
+            return result
 
         setattr(trainer, name, training)
 
@@ -195,7 +196,7 @@ def _warn_of_the_rest() -> None:
     # No error: that could cost what was trained and is not saved yet.
     log.warning(
         "the trainer has ended, and this script goes on with an optimizer of its own: tmd does not "
-        "protect that part"
+        "protect that part, and its numbers are wrong once a worker is lost"
     )
 
 

@@ -6,7 +6,7 @@ import copy
 import logging
 from typing import Any, NamedTuple
 
-from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 log = logging.getLogger("tmd.trainer")
 
@@ -26,7 +26,7 @@ class HeldCallbacks(CallbackHandler):
     callbacks: list[Any]
     held: list[HeldCall] | None = None
     _warned: frozenset[tuple[str, str]] = frozenset()
-    """Callbacks and events of which a user was warned."""
+    """Events, and fields set in them, of which a user was warned."""
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
         if self.held is None or event not in ("on_log", "on_save"):
@@ -40,23 +40,20 @@ class HeldCallbacks(CallbackHandler):
         """Call what was kept back. What it changes in the control object has no effect: what that
         decides has been voted on."""
         *others, control = args
-        every = self.callbacks
-        try:
-            for each in every:
-                self.callbacks = [each]
-                after = super().call_event(event, *others, copy.copy(control), **more)
-                self._warn(type(each).__name__, event, _changed(control, after))
-        finally:
-            self.callbacks = every
-
-    def _warn(self, callback: str, event: str, changed: str) -> None:
-        """Once for each callback and event."""
-        if changed and (callback, event) not in self._warned:
-            self._warned |= {(callback, event)}
+        after = super().call_event(event, *others, copy.copy(control), **more)
+        changed = _changed(control, after)
+        if changed and (event, changed) not in self._warned:
+            self._warned |= {(event, changed)}
+            acting = {type(c).__name__ for c in self.callbacks if _acts(c, event)}
             log.warning(
-                "%s set %s in %s, which has no effect: do so in on_step_end or on_evaluate",
-                *(callback, changed, event),
+                "%s has set %s in %s, which has no effect: do so in on_step_end or on_evaluate",
+                *(" or ".join(sorted(acting)), changed, event),
             )
+
+
+def _acts(callback: TrainerCallback, event: str) -> bool:
+    """Whether its class does something at ``event``."""
+    return getattr(type(callback), event) is not getattr(TrainerCallback, event)
 
 
 def _changed(before: Any, after: Any) -> str:

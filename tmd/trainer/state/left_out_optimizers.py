@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 
+from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
 from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
+POINTS_TO_OTHERS = (nn.Module, LRScheduler, ReduceLROnPlateau)
+"""Their ``state_dict`` does not contain that of an optimizer to which they point."""
+
 
 class LeftOutOptimizers:
-    """Main thread only. Optimizers that are watched cost a call for each of their steps."""
+    """Those that exist when ``watch`` is called; a hook shows whether one of them runs."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._found: set[str] = set()
 
-    def watch(self, objects: Iterable[object], known: Collection[int]) -> None:
-        """Watch the optimizers among ``objects``. ``known``: identities of registered objects."""
+    def watch(self, objects: Iterable[object], registry: Registry) -> None:
+        """Watch the optimizers among ``objects`` with a parameter of a registered model that no
+        registered optimizer has."""
+        known = set(_containing(registry.named.values()))
+        optimized = {id(p) for each in registry.faces for p in params_of(each)}
+        left_out = {id(p) for module in registry.modules for p in module.parameters()} - optimized
         for each in objects:
-            if issubclass(type(each), Optimizer) and id(each) not in known:
-                # One that is half built, or only looks like one of torch's, has no hooks.
-                with contextlib.suppress(Exception):
-                    self._handles.append(each.register_step_post_hook(self._stepped))  # type: ignore[attr-defined]
+            if not issubclass(type(each), Optimizer) or id(each) in known:
+                continue
+            # One that is half built, or only looks like one of torch's, has no groups or hooks.
+            with contextlib.suppress(Exception):
+                if left_out.intersection(map(id, params_of(each))):  # type: ignore[arg-type]
+                    ran = partial(_ran, self._found)
+                    self._handles.append(each.register_step_post_hook(ran))  # type: ignore[attr-defined]
 
     def end(self) -> None:
         for handle in self._handles:
@@ -35,7 +47,8 @@ class LeftOutOptimizers:
 
     def found(self) -> str:
         """What has run since the last call, in words; empty if nothing has."""
-        found, self._found = sorted(self._found), set()
+        found = sorted(self._found)
+        self._found.clear()
         if not found:
             return ""
         return (
@@ -44,9 +57,17 @@ class LeftOutOptimizers:
             "numbers. Name each optimizer in register()"
         )
 
-    def _stepped(self, optimizer: Optimizer, *_: object) -> None:
-        registry = self._registry
-        optimized = {id(p) for each in registry.faces for p in params_of(each)}
-        held = {id(p) for module in registry.modules for p in module.parameters()}
-        if (held - optimized).intersection(map(id, params_of(optimizer))):
-            self._found.add(type(optimizer).__name__)
+
+def _ran(found: set[str], optimizer: Optimizer, *_: object) -> None:
+    """A hook that a copy of the optimizer may have, too, and that holds nothing of the job."""
+    found.add(type(optimizer).__name__)
+
+
+def _containing(objects: Iterable[object], depth: int = 3) -> Iterator[int]:
+    """Identities of ``objects`` and of what moves with them."""
+    for each in objects:
+        yield id(each)
+        if depth and isinstance(each, list | tuple):
+            yield from _containing(each, depth - 1)
+        elif depth and hasattr(each, "__dict__") and not isinstance(each, POINTS_TO_OTHERS):
+            yield from _containing([*vars(each).values()], depth - 1)

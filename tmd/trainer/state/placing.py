@@ -18,7 +18,7 @@ class DataPlace(NamedTuple):
     """Number of different parts."""
 
 
-NUMBERS = ("world_size", "num_replicas", "num_ranks", "num_shards")
+NUMBERS = ("world_size", "num_replicas", "num_ranks")
 """Names by which a sampler or a stream keeps the number of ranks."""
 DEPTH = 3
 """Samplers around samplers that are looked at."""
@@ -127,7 +127,8 @@ def _fixed_rank(value: object, parts: int) -> int | None:
         getattr(value, "dp_rank", None),
         getattr(value, "data_parallel_rank", None),
         getattr(getattr(value, "_distributed", None), "rank", None),
-        kept.get("rank") if parts in [kept.get(name) for name in NUMBERS] else None,
+        kept.get("rank") if any(isinstance(kept.get(name), int) for name in NUMBERS) else None,
+        kept.get("rank") if kept.get("num_shards") == parts else None,  # else it may be of files
     )
     return next((rank for rank in found if isinstance(rank, int)), None)
 

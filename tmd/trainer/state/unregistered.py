@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class UnregisteredState:
         self._registry = registry
         self._steps = 0
         self._found: list[tuple[weakref.ref[Any], str]] = []
-        self._optimizers = LeftOutOptimizers(registry)
+        self._optimizers = LeftOutOptimizers()
 
     def committed(self) -> str:
         """Call after each committed step. Returns what changes without being registered, in words;
@@ -51,20 +51,20 @@ class UnregisteredState:
         try:
             if self._steps == FIRST:
                 return self._begin()
-            found = (self._optimizers.found(), self._compared())
-            if self._steps == LOOKS[-1]:
-                self._optimizers.end()
-            return "; ".join(filter(None, found))
+            return "; ".join(filter(None, (self._optimizers.found(), self._compared())))
         except Exception as error:
             # Any object of the script may be here, and none may stop the job.
             log.debug("unregistered state is not looked for: %s", error)
             self._found = []
             return ""
+        finally:
+            if self._steps == LOOKS[-1]:
+                self._optimizers.end()
 
     def _begin(self) -> str:
-        objects, others = gc.get_objects(), set(_within(self._registry.named.values()))
-        self._optimizers.watch(objects, others)
-        self._found = [(weakref.ref(o), _content(o)) for o in self._unknown(objects, others)]
+        objects = gc.get_objects()
+        self._optimizers.watch(objects, self._registry)
+        self._found = [(weakref.ref(o), _content(o)) for o in self._unknown(objects)]
         return ""
 
     def _compared(self) -> str:
@@ -79,7 +79,7 @@ class UnregisteredState:
             "the rank moves. If a later step or a result depends on it, name it in register()"
         )
 
-    def _unknown(self, objects: list[Any], others: Collection[int]) -> list[object]:
+    def _unknown(self, objects: list[Any]) -> list[object]:
         """Outermost modules, schedulers and scalers of ``objects`` that are not registered.
 
         Not a generator: that would be among the objects that it holds, so that one that is not run
@@ -87,6 +87,7 @@ class UnregisteredState:
         """
         # By memory, since a registered object may only contain the module.
         known = {_memory(t) for t in self._registry.collect()[1]}
+        others = set(_within(self._registry.others))
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
         found: list[object] = []

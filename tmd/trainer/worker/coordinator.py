@@ -166,7 +166,7 @@ class Coordinator:
         """The script begins to compute a step, in which an optimizer runs if it ``trains``."""
         self.adoption.begun()
         self._pacing.begin()
-        self._parts.migration.begun()
+        self._parts.migration.begun(trains=trains)
         self._parts.continuation.begin_step(trains=trains)
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:

@@ -60,8 +60,11 @@ class RankMigration:
         self._snapshots.cancel_unless(directive)
         self.driver.cancel_unless(directive)
 
-    def begun(self) -> None:
-        """A step begins: the parameters do not change until an optimizer runs."""
+    def begun(self, *, trains: bool) -> None:
+        """A step begins: the parameters do not change until an optimizer runs. If none will, they
+        may: an evaluation exchanges weights and puts them back."""
+        if not trains:
+            return self._state.early.forget()
         self._state.early.stand(self.driver.step)
         # The directive may have arrived between two steps, where the parameters may change.
         self.driver.digest_early(self._agent.directive)
