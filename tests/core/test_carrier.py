@@ -104,12 +104,12 @@ UNASKED = CudaFacts(devices=0, nccl=None, asked=False)
         (
             "own: torch finds no GPU",
             UNASKED,
-            "own: torch finds no GPU; no driver, torch is not asked for NCCL",
+            "own: torch finds no GPU; no driver, NCCL was not looked for",
         ),
         (
             "TMD_CUDA=nccl, but torch finds no GPU",
             UNASKED._replace(driver="580.65.06"),
-            "TMD_CUDA=nccl, but torch finds no GPU; driver 580.65.06, torch is not asked for NCCL",
+            "TMD_CUDA=nccl, but torch finds no GPU; driver 580.65.06, NCCL was not looked for",
         ),
     ],
 )

@@ -107,8 +107,8 @@ def to_rehearse(
     ``request`` asks for; ``None`` if there is none.
 
     The role that it is built for comes first, then the most frequent one. Of a role it rehearses a
-    rank that it had not got as its own before, if there is one: a script that goes on with a rank
-    from its start computes the right bits for that rank only. Rank 0 comes after such others, since
+    rank other than the one that its script got first, if there is one: a script that goes on with
+    that rank computes the right bits for it, and for no other. Rank 0 comes after the others, since
     scripts print and save there. A suspect standby is tried again only for a request, or if it
     refused a planned move. Then it rehearses a different rank first, since the fault may lie with
     the source of that move.
@@ -147,8 +147,8 @@ def _another(
 ) -> ShadowAssignment | None:
     """Another hot standby, if one is fit for a rank that is not ``covered``.
 
-    Of replicas it follows another one than the rank that its script got when it began, as in a
-    rehearsal.
+    As in a rehearsal, it follows a rank other than the one that its script got first, if that has
+    another replica.
     """
     # Rank 0 last, since scripts print and save there.
     order = [rank for rank in reversed(range(record.world_size)) if rank not in covered]

@@ -85,7 +85,7 @@ def _gpus(facts: CudaFacts) -> str:
 def _nccl(facts: CudaFacts) -> str:
     if facts.nccl is not None:
         return f"NCCL {_shown(facts.nccl)}"
-    return "torch has no NCCL" if facts.asked else "torch is not asked for NCCL"
+    return "torch has no NCCL" if facts.asked else "NCCL was not looked for"
 
 
 def _refusal(facts: CudaFacts) -> str:
