@@ -33,6 +33,8 @@ renew_s = 0.5
 poll_s = 0.3
 [shadow]
 rehearse = false
+[detectors.host]
+disk_free_percent = 0 # a full disk of this machine is no finding of a test
 [detectors.trainer]
 heartbeat_timeout_s = {silence}
 """
