@@ -1,11 +1,13 @@
 """Finds missing optional dependencies, and names the command that installs them.
 
-It does not import them, which would take seconds.
+It does not import them, which would take seconds. It also tells the code of installed packages from
+that of a user.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from tmd.core.values.errors import ConfigError
 
@@ -16,6 +18,11 @@ TRAINER = ("torch", "numpy", "wrapt", "xxhash")
 KUBERNETES = ("kopf", "lightkube")
 """Packages of the ``kubernetes`` extra."""
 PACKAGES = {"trainer": TRAINER, "kubernetes": KUBERNETES}
+
+
+def is_installed(file: str) -> bool:
+    """Whether ``file`` belongs to an installed package; Debian's Python has a folder of its own."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def install(extra: str) -> str:

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.utils._pytree import tree_map_only
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import ROOT, Golden, Run, running
 from tmd.embedded import EmbeddedRedis
+from tmd.trainer.state.digests import digest_of
 
 TITAN = ROOT / ".venv-torchtitan" / "bin" / "python"
 """torchtitan needs older packages than the other frameworks, and so an environment of its own."""
@@ -32,6 +37,20 @@ def torchtitan() -> str:
     if not TITAN.exists():
         _miss("torchtitan is not installed: run make torchtitan")
     return str(TITAN)
+
+
+def contents(
+    checkpoints: Path, scratch: Path, *, weights_only: bool = True
+) -> dict[str, dict[str, Any]]:
+    """By name of its folder, all that a checkpoint in ``checkpoints`` has, read by plain torch; the
+    bits of a tensor as their digest. What is not complete cannot be read."""
+    found = {}
+    for place in checkpoints.iterdir():
+        dcp_to_torch_save(place, scratch)
+        state = torch.load(scratch, weights_only=weights_only)
+        bits = tree_map_only(Tensor, lambda t: (t.dtype, t.shape, digest_of([t])), state)
+        found[place.name] = bits
+    return found
 
 
 def undisturbed_in(folder: Path, script: str, *arguments: str) -> tuple[Golden, Path]:

@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.utils._pytree import tree_map_only
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.frameworks import need, undisturbed_in
+from tests.e2e.frameworks import contents, need, undisturbed_in
 from tests.e2e.harness import CRAWL, ROOT, Golden, running
 from tests.marks import thorough
 from tmd.core.values.checkpoints import PARTIAL, name_of
 from tmd.embedded import EmbeddedRedis
-from tmd.trainer.state.digests import digest_of
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "accelerate_script.py")
 SAVED = (10, 20, 30, 40)
@@ -33,16 +28,9 @@ def accelerate_golden(tmp_path_factory: pytest.TempPathFactory) -> tuple[Golden,
     return undisturbed_in(tmp_path_factory.mktemp("accelerate_golden"), SCRIPT)
 
 
-def contents(folder: Path, scratch: Path) -> dict[str, Any]:
-    """By name of its folder, all that a checkpoint has, read by plain torch; the bits of a tensor
-    as their digest. What is not complete cannot be read."""
-    found = {}
-    for place in (folder / "checkpoints").iterdir():
-        dcp_to_torch_save(place, scratch)
-        state = torch.load(scratch, weights_only=True)
-        bits = tree_map_only(Tensor, lambda t: (t.dtype, t.shape, digest_of([t])), state)
-        found[place.name] = bits
-    return found
+def written(folder: Path, scratch: Path) -> dict[str, dict[str, Any]]:
+    """What the checkpoints of a run contain."""
+    return contents(folder / "checkpoints", scratch / "whole")
 
 
 def once_each() -> Counter[str]:
@@ -80,7 +68,7 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
         told = (run.cluster.trace / "reports").read_text().splitlines()
         assert [line.split()[0] for line in told] == [str(n) for n in range(1, len(told) + 1)]
         assert len(told) == 6
-    saved, expected = (contents(f, tmp_path / "whole") for f in (run.cluster.trace, folder))
+    saved, expected = written(run.cluster.trace, tmp_path), written(folder, tmp_path)
     assert saved.keys() == {name_of(step) for step in SAVED}
     assert saved == expected
     assert Counter((run.cluster.trace / "writes").read_text().splitlines()) == once_each()
@@ -100,5 +88,5 @@ def test_a_job_goes_on_from_a_checkpoint(
     assert min(step for _, step in again.trace.commits) == SAVED[1]
     losses = {key: line["loss"] for key, line in golden.trace.commits.items()}
     assert {k: v["loss"] for k, v in again.trace.commits.items()}.items() <= losses.items()
-    saved, expected = (contents(f, tmp_path / "whole") for f in (tmp_path / "trace", folder))
+    saved, expected = written(tmp_path / "trace", tmp_path), written(folder, tmp_path)
     assert saved == {name: expected[name] for name in map(name_of, SAVED[1:])}

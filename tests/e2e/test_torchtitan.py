@@ -9,22 +9,16 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.utils._pytree import tree_map_only
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.frameworks import torchtitan
+from tests.e2e.frameworks import contents, torchtitan
 from tests.e2e.harness import CRAWL, ROOT, RUNNER, Golden, forked, running
 from tests.marks import thorough
 from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
-from tmd.trainer.state.digests import digest_of
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_script.py")
 UNCHANGED = str(ROOT / "tests" / "e2e" / "scripts" / "unchanged_torchtitan.py")
@@ -87,18 +81,6 @@ def logged(folder: Path) -> list[str]:
     return (folder / "log").read_text().splitlines()
 
 
-def checkpoints(folder: Path, scratch: Path) -> dict[str, Any]:
-    """By name, all that a checkpoint has, read by plain torch; the bits of a tensor as their
-    digest. What is not complete cannot be read."""
-    found = {}
-    for place in (folder / "checkpoint").iterdir():
-        dcp_to_torch_save(place, scratch)
-        state = torch.load(scratch, weights_only=False)
-        bits = tree_map_only(Tensor, lambda t: (t.dtype, t.shape, digest_of([t])), state)
-        found[place.name] = bits
-    return found
-
-
 @pytest.mark.parametrize("layout", ["fsdp", thorough("ddp"), thorough("hsdp"), thorough("tp")])
 async def test_a_drain_of_rank_0_and_a_kill(
     layout: str, tmp_path: Path, redis: EmbeddedRedis, goldens: Goldens
@@ -118,7 +100,10 @@ async def test_a_drain_of_rank_0_and_a_kill(
         assert run.fired("backward")
         await run.ends_like(golden, lost=1)
         assert logged(run.cluster.trace) == logged(folder)
-    saved, expected = (checkpoints(f, tmp_path / "whole") for f in (run.cluster.trace, folder))
+    saved, expected = (
+        contents(f / "checkpoint", tmp_path / "whole", weights_only=False)
+        for f in (run.cluster.trace, folder)
+    )
     assert len(expected) == KEPT
     assert saved == expected
 

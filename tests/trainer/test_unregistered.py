@@ -6,13 +6,13 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
@@ -65,14 +65,28 @@ def run(
     act: Callable[[int], object], *, steps: int = LOOKS[0], model: nn.Module, **others: Any
 ) -> list[str]:
     """What is found while ``act`` runs after each step of ``model``."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    return stepped([optimizer], act, steps=steps, model=model, optimizer=optimizer, **others)
+
+
+def stepped(
+    optimizers: Sequence[Optimizer],
+    act: Callable[[int], object] = lambda _: None,
+    *,
+    model: nn.Module,
+    steps: int = LOOKS[0],
+    **registered: Any,
+) -> list[str]:
+    """What is found while each step calls all of ``optimizers``, and ``act`` runs after it."""
     hooks = Noting()
-    session, optimizer = Session(hooks), SGD(model.parameters(), lr=0.1)
-    session.register(model=model, optimizer=optimizer, **others)
+    session = Session(hooks)
+    session.register(model=model, **registered)
     for number in session.batches(range(steps)):
         with session.step():
-            optimizer.zero_grad()
+            model.zero_grad()
             model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            for each in optimizers:
+                each.step()
         act(number)
     return hooks.found
 
@@ -121,17 +135,9 @@ def test_an_optimizer_of_some_parameters_is_found(points: str) -> None:
         more["scheduler"] = StepLR(forgotten, 5)
     if points == "model":
         model.optimizer = forgotten  # type: ignore[assignment]
-    hooks = Noting()
-    session, optimizer = Session(hooks), AdamW(model[0].parameters(), lr=0.1)
-    session.register(model=model, optimizer=optimizer, **more)
-    for _ in session.batches(range(LOOKS[0])):
-        with session.step():
-            model.zero_grad()
-            model(torch.ones(1, 2)).sum().backward()
-            forgotten.step()
-            optimizer.step()
+    optimizer = AdamW(model[0].parameters(), lr=0.1)
 
-    (found,) = hooks.found
+    (found,) = stepped([forgotten, optimizer], model=model, optimizer=optimizer, **more)
     assert found.startswith("steps run SGD on parameters of the registered model")
     assert "Name each optimizer in register()" in found
     assert type(pickle.loads(pickle.dumps(forgotten))) is SGD, "a script may save it whole"
@@ -145,35 +151,21 @@ def test_an_optimizer_that_makes_no_steps_is_not() -> None:
     earlier = AdamW(both.parameters(), lr=0.1)
     target.requires_grad_(False)
     optimizer = SGD(model.parameters(), lr=0.1)
-    hooks = Noting()
-    session = Session(hooks)
-    session.register(model=both, optimizer=optimizer)
-    for _ in session.batches(range(LOOKS[0])):
-        with session.step():
-            optimizer.zero_grad()
-            both(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+
+    def follow(_: int) -> None:
         with torch.no_grad():
             target.weight.lerp_(model.weight, 0.1)
 
-    assert hooks.found == []
+    assert stepped([optimizer], follow, model=both, optimizer=optimizer) == []
     del earlier
 
 
 def test_an_optimizer_inside_a_registered_object_is_not() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     inner = AdamW(model[1].parameters(), lr=0.1)
-    hooks = Noting()
-    session, optimizer = Session(hooks), SGD(model[0].parameters(), lr=0.1)
-    session.register(model=model, optimizer=optimizer, second=Wrapper(inner))
-    for _ in session.batches(range(LOOKS[0])):
-        with session.step():
-            model.zero_grad()
-            model(torch.ones(1, 2)).sum().backward()
-            inner.step()
-            optimizer.step()
-
-    assert hooks.found == []
+    optimizer, second = SGD(model[0].parameters(), lr=0.1), Wrapper(inner)
+    both = [inner, optimizer]
+    assert stepped(both, model=model, optimizer=optimizer, second=second) == []
 
 
 def test_what_only_looks_like_an_optimizer_hides_nothing() -> None:

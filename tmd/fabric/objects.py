@@ -12,15 +12,14 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from types import FrameType
 
 import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages; Debian's Python has the second."""
+from tmd.extras import is_installed
+
 NONE = b"N."
 """The shortest pickle of ``None``."""
 CALLERS = frozenset(
@@ -52,7 +51,7 @@ def warn_of_none() -> None:
     """Warn once for each line of a script that asks for an object where no rank answers."""
     callers = [f for f in _frames() if _package(f) not in ("torch", "tmd", "runpy")]
     callers = callers or [sys._getframe(1)]
-    own = (f for f in callers if not INSTALLED & {*Path(f.f_code.co_filename).parts})
+    own = (f for f in callers if not is_installed(f.f_code.co_filename))
     found = next(own, callers[0])  # a script may be a module of an installed package
     _warn(f"{found.f_code.co_filename}:{found.f_lineno}")
 

@@ -21,9 +21,9 @@ import torch.distributed as dist
 import wrapt
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tmd.extras import is_installed
+
 TRAINERS = "the Trainer of transformers, Lightning or torchtitan"
-PACKAGES = {"site-packages", "dist-packages"}
-"""Folders of installed packages; Debian's Python has the second."""
 PAGE = "see docs/start/porting.md for the lines that it needs"
 
 log = logging.getLogger("tmd.trainer")
@@ -81,7 +81,7 @@ def _refuse_foreign(kind: type, ours: type, loop: Iterable[str] = ()) -> None:
     its own, or one that replaces the methods ``loop``."""
     above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
-    packaged = any(PACKAGES & {*Path(file).parts} for file in files)
+    packaged = any(map(is_installed, files))
     if packaged or not issubclass(kind, ours):
         raise Unsupported(f"tmd launch --auto does not know {kind.__name__}: {PAGE}")
     if changed := [name for name in loop if getattr(kind, name) is not getattr(ours, name)]:

@@ -157,12 +157,9 @@ def _another(
         return hot
     holder = facts.status.get(record.membership.members[hot.rank].worker)
     alike = set() if holder is None else {*holder.replicas}
-    others = [r for r in order if r in alike and 0 != r != hot.rank and _same_role(r, hot, facts)]
+    role = facts.role(hot.rank)
+    others = [r for r in order if r in alike and 0 != r != hot.rank and facts.role(r) == role]
     return next(_fit_for(others, [hot.member], facts), hot)
-
-
-def _same_role(rank: int, hot: ShadowAssignment, facts: PlanFacts) -> bool:
-    return facts.role(rank) == facts.role(hot.rank)
 
 
 def _fit_for(

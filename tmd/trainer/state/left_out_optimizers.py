@@ -28,7 +28,7 @@ class LeftOutOptimizers:
     def watch(self, objects: Iterable[object], registry: Registry) -> None:
         """Watch the optimizers among ``objects`` with a parameter of a registered model that no
         registered optimizer has."""
-        known = set(_containing(registry.named.values()))
+        known = set(within(registry.named.values(), unless=POINTS_TO_OTHERS))
         optimized = {id(p) for each in registry.faces for p in params_of(each)}
         left_out = {id(p) for module in registry.modules for p in module.parameters()} - optimized
         for each in objects:
@@ -63,11 +63,16 @@ def _ran(found: set[str], optimizer: Optimizer, *_: object) -> None:
     found.add(type(optimizer).__name__)
 
 
-def _containing(objects: Iterable[object], depth: int = 3) -> Iterator[int]:
-    """Identities of ``objects`` and of what moves with them."""
+def within(
+    objects: Iterable[object], *, unless: tuple[type, ...] = (), depth: int = 3
+) -> Iterator[int]:
+    """Identities of ``objects`` and of what they hold: one scheduler may chain others.
+
+    ``unless``: types whose attributes are left out.
+    """
     for each in objects:
         yield id(each)
         if depth and isinstance(each, list | tuple):
-            yield from _containing(each, depth - 1)
-        elif depth and hasattr(each, "__dict__") and not isinstance(each, POINTS_TO_OTHERS):
-            yield from _containing([*vars(each).values()], depth - 1)
+            yield from within(each, unless=unless, depth=depth - 1)
+        elif depth and hasattr(each, "__dict__") and not isinstance(each, unless):
+            yield from within([*vars(each).values()], unless=unless, depth=depth - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers
+from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers, within
 from tmd.trainer.state.state import Registry
 
 FIRST = 1
@@ -87,7 +87,7 @@ class UnregisteredState:
         """
         # By memory, since a registered object may only contain the module.
         known = {_memory(t) for t in self._registry.collect()[1]}
-        others = set(_within(self._registry.others))
+        others = set(within(self._registry.others))
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
         found: list[object] = []
@@ -102,16 +102,6 @@ class UnregisteredState:
             if kept and id(each) not in others:
                 found.append(each)
         return found
-
-
-def _within(objects: Iterable[object], depth: int = 3) -> Iterator[int]:
-    """Identities of ``objects`` and of what they hold: one scheduler may chain others."""
-    for each in objects:
-        yield id(each)
-        if depth and isinstance(each, list | tuple):
-            yield from _within(each, depth - 1)
-        elif depth and hasattr(each, "__dict__"):
-            yield from _within([*vars(each).values()], depth - 1)
 
 
 def _memory(tensor: Tensor) -> int:
