@@ -39,8 +39,7 @@ class Attachment:
     grouped = False
     """Whether an adapter has made the process group."""
     trains = 0
-    """How many calls of a method that trains are under way: trainers of adapters, one in another.
-    """
+    """Number of calls of a trainer's method that are under way; one may make another."""
     trained = False
     """Whether one of these has ended."""
 

@@ -19,7 +19,7 @@ POINTS_TO_OTHERS = (nn.Module, LRScheduler, ReduceLROnPlateau)
 
 
 class LeftOutOptimizers:
-    """Those that exist when ``watch`` is called; a hook shows whether one of them runs."""
+    """Watches the optimizers that exist when ``watch`` is called: hooks show which of them run."""
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []

@@ -113,8 +113,9 @@ class Continuation:
             self._context.state.early.keep_rest()
 
     def begin_step(self, *, trains: bool) -> None:
-        """A step begins, in which an optimizer runs if it ``trains``. Any other is repeated after a
-        loss: a function of the script that has run as a shadow has written and printed nothing."""
+        """A step begins, in which an optimizer runs if it ``trains``. Otherwise it is a function of
+        ``session.repeatable``, which is always repeated after a loss: a standby that has run it as
+        a shadow has written and printed nothing."""
         self._fabric.step.begin(keeps=trains and self._keeps)
 
     def close(self) -> None:
