@@ -59,6 +59,11 @@ class ShadowSection(Section, frozen=True):
     enabled: bool = _SHADOW.enabled
     """A joiner shadows its rank before a planned switch. Otherwise the state is copied at the
     switch while all ranks wait."""
+    mirror: Literal["auto", "gradients"] = _SHADOW.mirror
+    """What a rank sends to the joiner of a planned move. ``auto``: the outputs of its collectives,
+    from which the joiner computes each step, or only the gradients if the outputs of a second
+    exceed half of what the link carries. ``gradients``: always the gradients, on which the joiner
+    runs the optimizer."""
     copy_mb_s: Positive = _SHADOW.copy_mb_s
     """Megabytes per second at which a state is copied while its rank trains."""
     staging_mb: Positive = _SHADOW.staging_mb

@@ -13,7 +13,8 @@ from tests.trainer.wire import Ear, linked
 from tmd.core.values.limits import ShadowLimits
 from tmd.fabric import Link
 from tmd.trainer.protocol.frames import Begin, Boundary
-from tmd.trainer.shadow.source import SourcePace
+from tmd.trainer.shadow.output_load import OutputLoad
+from tmd.trainer.shadow.source_context import SourcePace
 
 FAST = ShadowLimits(copy_mb_s=1e6)
 UNREAD = 8 << 10
@@ -38,7 +39,11 @@ class Show(Source):
     ) -> None:
         super().__init__(script, looks=False, pace=pace)
         self.ear = Ear(far)
-        self.shown = self.show(near, limits)
+        self._near, self._limits = near, limits
+
+    def open(self, plan: str) -> None:
+        """Let the joiner shadow the rank, for ``plan`` or as a hot standby."""
+        self.shown = self.show(self._near, self._limits, plan)
 
     def pause(self, enough: Callable[[], bool]) -> None:
         """A step with a window that stays open briefly, or until a condition holds."""
@@ -70,11 +75,16 @@ def show(
     trained: int = 0,
     buffer: int | None = None,
     pace: SourcePace | None = None,
+    load: OutputLoad | None = None,
+    plan: str = "plan",
 ) -> Iterator[Show]:
+    """``load``: whether the outputs fit the link; they do if it is not given."""
     script = script or Script(1)
     script.train(range(100, 100 + trained))
     with linked(buffer=buffer) as (near, far):
         made = Show(script, near, far, limits, pace)
+        made.load = load or made.load
+        made.open(plan)
         try:
             yield made
         finally:

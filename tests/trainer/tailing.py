@@ -25,10 +25,13 @@ from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.protocol.frames import Begin, Boundary, Frame, ShadowRequest, Tail, Unit
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.shadow.meter import Meter
+from tmd.trainer.shadow.output_load import OutputLoad
+from tmd.trainer.shadow.planned import PlannedSession
 from tmd.trainer.shadow.receiver import Arrival, ShadowReceiver
 from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import ShadowSession
-from tmd.trainer.shadow.source import ShadowSource, SourceContext, SourcePace
+from tmd.trainer.shadow.source import ShadowSource
+from tmd.trainer.shadow.source_context import SourceContext, SourcePace
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.placing import DataPlace
@@ -75,6 +78,7 @@ class Source:
         self.looks = looks
         self.units = Units(script.registry())
         self.window = Window(lambda: self.units.params)
+        self.load = OutputLoad(ShadowLimits())
         self.mirror: ShadowSource | None = None
         self.step = 0
         self.call = 0
@@ -84,9 +88,9 @@ class Source:
         self.pictures: dict[int, Picture] = {}
         self._look()
 
-    def show(self, link: Link, limits: ShadowLimits = LIMITS) -> ShadowSource:
-        context = SourceContext(self.units, self.window, limits, Meter())
-        self.mirror = ShadowSource(link, ShadowRequest("plan", 0), context, self._pace)
+    def show(self, link: Link, limits: ShadowLimits = LIMITS, plan: str = "plan") -> ShadowSource:
+        context = SourceContext(self.units, self.window, limits, Meter(), self.load)
+        self.mirror = ShadowSource(link, ShadowRequest(plan, 0), context, self._pace)
         shown = self.mirror
         self.script.before = lambda number: shown.before_optimizer(self.step, number)
         return shown
@@ -147,7 +151,11 @@ class Watched(ShadowSession):
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         super()._follow(tail, tensors)
-        self.tails += bool(set(tail.units) - self._missing)
+        self.tails += bool(set(tail.units) - self._copied.missing)
+
+
+class Moved(Watched, PlannedSession):
+    """The same for a planned move."""
 
 
 class Replayed(Watched, ReplaySession):
@@ -181,14 +189,16 @@ class Telling(ShadowReceiver):
 class Joiner(Facts):
     """A worker that shadows the source, in a separate thread."""
 
-    def __init__(self, script: Script, link: Link, kind: type[Watched]) -> None:
+    def __init__(
+        self, script: Script, link: Link, kind: type[Watched], *, adopted: bool = False
+    ) -> None:
         super().__init__()
         self.script = script
         self.units = Units(script.registry())
         self.fabric = Fabric("joiner", KEY)
         self.fabric.sandbox(Neutral(), 0, 1)
         me = member(self.fabric)
-        directive = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
+        directive = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0, adopted)
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
         self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
@@ -200,6 +210,8 @@ class Joiner(Facts):
         self.computed = 0
         """Steps that it has computed itself."""
         self.error: TmdError | None = None
+        self.won, self.settled = False, False
+        """Without outputs: whether it has the rank, and whether it was ever in step."""
         self.walked_on = False
         """Whether it was sent to a later ``batches()`` call."""
         self.trains = True
@@ -241,6 +253,10 @@ class Joiner(Facts):
                     with self.changing():
                         self.walked_on = True
                     return
+                if not self.following.may_run:
+                    if self._followed():
+                        return
+                    continue
                 self._stand(self.following.step)
                 assert self.feed.next(self.at) == self.at
                 self.script.backward(self.at)
@@ -252,6 +268,19 @@ class Joiner(Facts):
         except (LinkError, StateMismatch) as error:
             with self.changing():
                 self.error = error
+
+    def _followed(self) -> bool:
+        """Record where it is, if its rank sends no outputs. Returns whether it has the rank."""
+        if self.following.has_switched:
+            with self.changing():
+                self.won = True
+            return True
+        if self.following.has_state and self.following.step != self.at:
+            self._stand(self.following.step)
+        if self.following.in_step and not self.settled:
+            self.settled = True
+            self.following.settle()
+        return False
 
     def _stand(self, step: int, computed: int = 0) -> None:
         self.pictures.setdefault(step, []).append(picture(self.script, self.units))
@@ -270,6 +299,8 @@ class Pair:
         far: Link,
         clock: Clock,
         kind: type[Watched],
+        *,
+        adopted: bool,
     ) -> None:
         self.clock = clock
         self._near = near
@@ -277,7 +308,7 @@ class Pair:
         self.source = Source(make(1), pace=pace)
         script = make(2)
         script.train(range(100, 102))
-        self.joiner = Joiner(script, far, kind)
+        self.joiner = Joiner(script, far, kind, adopted=adopted)
 
     def meet(self) -> None:
         """The joiner asks; its state arrives one unit at a time, two steps between two units."""
@@ -378,12 +409,17 @@ class Pair:
 
 @contextmanager
 def pair(
-    make: Callable[[int], Script], *, trained: int = 3, kind: type[Watched] = Watched
+    make: Callable[[int], Script],
+    *,
+    trained: int = 3,
+    kind: type[Watched] = Moved,
+    adopted: bool = False,
 ) -> Iterator[Pair]:
-    """``make(seed)`` builds the script; the source has ``trained`` steps behind it."""
+    """``make(seed)`` builds the script; the source has ``trained`` steps behind it. ``adopted``:
+    the joiner takes a rank that another one has adopted."""
     clock = Clock()
     with linked() as (near, far):
-        made = Pair(make, near, far, clock, kind)
+        made = Pair(make, near, far, clock, kind, adopted=adopted)
         try:
             made.source.train(trained)
             yield made

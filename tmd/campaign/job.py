@@ -92,12 +92,15 @@ def sharded(net: Net) -> nn.Module:
     return net
 
 
-def pass_on(rank: int, inputs: Tensor, *, named: bool) -> None:
-    """Rank 1 computes with a message of rank 0, received by name or from any rank."""
-    if rank == 0:
+def communicate(args: argparse.Namespace, rank: int, inputs: Tensor) -> None:
+    """Additional outputs of the ranks. With messages rank 1 computes with one of rank 0, received
+    by name or from any rank."""
+    if args.outputs:
+        dist.all_reduce(torch.ones(args.outputs))
+    if args.messages and rank == 0:
         dist.send(inputs, 1)
-    elif rank == 1:
-        dist.recv(inputs, 0 if named else None)
+    elif args.messages and rank == 1:
+        dist.recv(inputs, 0 if args.messages == "named" else None)
 
 
 def arguments() -> argparse.Namespace:
@@ -112,6 +115,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
     parser.add_argument("--grow-step", type=int, default=-1, help="adds a parameter in this step")
     parser.add_argument("--messages", choices=("named", "any"), help="rank 0 sends to rank 1")
+    parser.add_argument("--outputs", type=int, default=0, help="sums so many numbers in each step")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state is unique")
     parser.add_argument("--snapshots", type=int, help="steps between two snapshots; 0 for none")
     parser.add_argument("--checkpoints", default="", help="folder for checkpoints")
@@ -172,8 +176,7 @@ def main() -> None:
         with session.step() as step:
             optimizer.zero_grad()
             injector.work(args.work)
-            if args.messages:
-                pass_on(session.rank, inputs, named=args.messages == "named")
+            communicate(args, session.rank, inputs)
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
             if args.wary and session._hooks.health.broken:
                 raise ValueError("no such loss is possible")

@@ -8,6 +8,24 @@ from msgspec import Struct, structs
 
 from tmd.core.values.membership import Member
 
+LINK_SHARE = 0.5
+"""Part of a link's rate that the outputs of a rank may take; a state and votes go over it, too."""
+
+
+def excess(outputs: float, rate: float) -> str:
+    """Why the outputs of a rank cannot be mirrored; empty if they can.
+
+    Args:
+        outputs: bytes per second of its collectives' outputs.
+        rate: bytes per second that the link to the joiner has carried; 0 if not measured.
+    """
+    if not rate or outputs <= LINK_SHARE * rate:
+        return ""
+    return (
+        f"its collectives give {outputs / 1e6:.0f} MB/s, more than half of the {rate / 1e6:.0f} "
+        "MB/s of the link"
+    )
+
 
 class ShadowStatus(Struct, frozen=True, gc=False):
     """Progress of a shadow."""

@@ -42,8 +42,9 @@ class Generation:
         device: torch.device | None = None,
         *,
         round: int = 0,
+        beside: bool = False,
     ) -> None:
-        """``device``, ``round``: see :class:`GroupRequest`."""
+        """``device``, ``round``, ``beside``: see :class:`GroupRequest`."""
         self.name = view.name
         self.epoch = membership.epoch
         self.members = members_of(view, membership)
@@ -55,7 +56,7 @@ class Generation:
         self.unneeded = False
         """No member had used the group when it should be built."""
         self.round = round
-        self._request = GroupRequest(view, membership, lambda: self.wanted, device, round)
+        self._request = GroupRequest(view, membership, lambda: self.wanted, device, round, beside)
         self._inner: Inner | None = None
         self._changing = threading.Lock()
 

@@ -174,7 +174,7 @@ class Generations:
             self._drop("another epoch is prepared")
             former = self._running[-1] if self._running else None
             fresh = [
-                Generation(view, membership, self._used.get(view.name))
+                Generation(view, membership, self._used.get(view.name), beside=not hurried)
                 for view in views
                 if self._changes(view, membership)
             ]

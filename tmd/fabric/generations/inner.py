@@ -25,6 +25,8 @@ class GroupRequest(NamedTuple):
     """The device of the tensors that this worker has used in the group; ``None`` without any."""
     round: int = 0
     """Counts the builds of one epoch: in an earlier one no member needed the group."""
+    beside: bool = False
+    """Whether training goes on meanwhile, in the group of the present epoch."""
 
     @property
     def members(self) -> tuple[str, ...]:

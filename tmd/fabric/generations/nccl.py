@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tmd.fabric.fabric import Fabric
+from tmd.fabric.generations.device_memory import BuildMemory
 from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.link_store import meeting
 
@@ -129,6 +130,7 @@ class NcclKind:
         self._fabric = fabric
         self._device: torch.device | None = None
         self._freeing: list[Freeing] = []
+        self._memory = BuildMemory()
 
     def takes(self, tensor: Tensor) -> bool:
         if tensor.is_cuda:
@@ -146,8 +148,9 @@ class NcclKind:
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
-            backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
-            backend.eager_connect_single_device(device)
+            with self._memory.build(request.view.name, device, beside=request.beside):
+                backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
+                backend.eager_connect_single_device(device)
         return NcclInner(request.view.name, backend, self._freeing, store)
 
     def end(self, within_s: float) -> tuple[str, ...]:

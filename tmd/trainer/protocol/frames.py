@@ -111,6 +111,20 @@ class Boundary(Struct, frozen=True, tag=True):
     """No operation of an earlier step is running: all its outputs precede this frame."""
 
 
+class GradientsOnly(Struct, frozen=True, tag=True):
+    """The source sends no outputs in this shadow: the joiner computes no step, and follows the
+    tails up to the switch. ``why`` is for the operator."""
+
+    why: str
+
+
+class HandOver(Struct, frozen=True, tag=True):
+    """The vote has given the rank to a joiner that follows the tails, at the start of ``step``. The
+    boundary of that step comes before."""
+
+    step: int
+
+
 class Output(Struct, frozen=True, tag=True):
     """Outputs of one collective."""
 
@@ -181,6 +195,8 @@ Frame = (
     | Unit
     | Tail
     | Boundary
+    | GradientsOnly
+    | HandOver
     | Output
     | ControlMessage
     | DigestCheck

@@ -320,6 +320,10 @@ class Overdue(LinkError):
     """This worker cannot keep up or cannot shadow at all, though it may be sound."""
 
 
+class CopyInstead(LinkError):
+    """Neither outputs nor gradients lead this worker to the rank's state: it has to be copied."""
+
+
 class Differs(StateMismatch):
     """This worker computes other bits than the rank that it shadows."""
 

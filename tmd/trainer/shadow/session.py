@@ -7,7 +7,6 @@ already passed. A shadow is in step once its digest equals the source's after a 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -31,12 +30,11 @@ from tmd.trainer.protocol.frames import (
     Unit,
 )
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.shadow.comparison import DigestComparison
+from tmd.trainer.shadow.copied_state import CopiedState
 from tmd.trainer.shadow.lag import Lag
 from tmd.trainer.shadow.receiver import Arrival, Differs, Overdue, ShadowReceiver
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.layout import unflatten
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
 from tmd.trainer.state_transfer.obstacle import NextLoop
 
@@ -82,15 +80,14 @@ class ShadowSession:
         self.directive = directive
         self.shadow = shadow
         if isinstance(directive, Prepare):
-            self._size, self._ticket = directive.membership.size, ticket(directive.membership)
+            self._size = directive.membership.size
         else:
-            self._size, self._ticket = directive.size, 0
+            self._size = directive.size
         self._call = offer.position.call
         self._units = units
         self._fabric = fabric
         self._limits = limits
-        self._missing = set(range(len(units)))
-        """Units that have not yet arrived."""
+        self._copied = CopiedState(units)
         self._at: int | None = None
         """The step at whose start this worker's state is."""
         self._announced = -1
@@ -143,7 +140,12 @@ class ShadowSession:
     @property
     def has_switched(self) -> bool:
         """Whether the vote has given this worker the rank, and it can assume it here."""
-        return self._stage is ShadowStage.WON and not self.shadow.starved
+        return False
+
+    @property
+    def lacks_rest(self) -> bool:
+        """Whether the source still has to compare the state after the switch."""
+        return False
 
     @property
     def in_step(self) -> bool:
@@ -178,7 +180,7 @@ class ShadowSession:
     def status(self) -> ShadowStatus:
         return ShadowStatus(
             rank=self.directive.plays,
-            copied=1 - len(self._missing) / max(len(self._units), 1),
+            copied=self._copied.share,
             lag_s=self.lag.seconds,
             verified=self._digests.verified,
             note=self.note,
@@ -213,6 +215,8 @@ class ShadowSession:
                 return NextLoop()
             if isinstance(arrival.frame, Unit):
                 tell()
+            if self._only_copies:
+                return None
         self._place = ShadowPlace.READY
         return None
 
@@ -220,9 +224,6 @@ class ShadowSession:
         """Note a computed step: the state is that at the start of ``step`` now."""
         self._at = step
         self._place = ShadowPlace.WAITING
-        if self._stage is ShadowStage.SETTLED and isinstance(self.directive, Prepare):
-            with contextlib.suppress(LinkError):  # a broken link shows at the next frame, too
-                self.shadow.send(Settled(step))
 
     def check_again(self) -> None:
         """Compare the digests that have arrived, before this worker assumes the rank.
@@ -241,8 +242,6 @@ class ShadowSession:
         """
         if trained and (self._first_own is None or self._first_own < self._since):
             self._first_own = self._at
-        if agreed != 0 and agreed == self._ticket:
-            self._stage = ShadowStage.WON
 
     def settle(self) -> None:
         """Note that it is in step: it needs no more tails and few digests."""
@@ -287,20 +286,19 @@ class ShadowSession:
         frame, tensors, at = arrival
         match frame:
             case Unit():
-                self._units.place(frame.number, frame.layout, tensors)
-                self._missing.discard(frame.number)
+                self._copied.place(frame, tensors)
             case Tail():
                 if self._at is None or frame.step >= self._at:
                     self._follow(frame, tensors)
             case DigestCheck():
                 self._check(self._digests.theirs(frame.step, frame.parts), frame.step)
-            case Boundary() if not self._missing:
+            case Boundary() if not self._copied.missing:
                 if frame.position.call > feed.call:
                     self._call = frame.position.call
                     self.shadow.put_back(arrival)
                     return
                 self.lag.boundary(at)
-                if self._stage is ShadowStage.JUMPING and self.shadow.newest_boundary() is not None:
+                if self._jumps and self.shadow.newest_boundary() is not None:
                     # The step has already passed: the tails lead to a later one.
                     return
                 if self._at != frame.step and not frame.quiet:
@@ -317,8 +315,17 @@ class ShadowSession:
 
     def _may_jump(self) -> bool:
         newest = self.shadow.newest_boundary()
-        jumps = self._stage is ShadowStage.JUMPING
-        return jumps and newest is not None and newest > self.step
+        return self._jumps and newest is not None and newest > self.step
+
+    @property
+    def _jumps(self) -> bool:
+        """Whether the source still sends tails, which lead over steps that have passed."""
+        return self._stage is ShadowStage.JUMPING
+
+    @property
+    def _only_copies(self) -> bool:
+        """Whether this worker computes no step."""
+        return False
 
     def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
         self._due = frame.position.due
@@ -344,26 +351,8 @@ class ShadowSession:
             feed.skip_to(frame.position)
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
-        """Apply the optimizer's work of one step to the units that are here."""
         self._place = ShadowPlace.BETWEEN
-        optimizer = self._units.optimizers[tail.optimizer]
-        params = self._units.params
-        own = self._units.of(tail.optimizer)
-        for number in own:
-            params[number].grad = None
-        self._units.give_gradients(
-            {n: t for n, t in zip(tail.units, tensors, strict=False) if n not in self._missing}
-        )
-        values = unflatten(tail.values, iter(tensors[len(tail.units) :]))
-        try:
-            # The rank may be in a later call, before which it has added a parameter group.
-            self._units.set_values(tail.optimizer, values)
-            optimizer.step()
-        except Exception as error:
-            # The digest shows any failure of the optimizer, and then all is copied.
-            log.info("%s does not support tails: %s", type(optimizer).__name__, error)
-        for number in own:
-            params[number].grad = None
+        self._copied.follow(tail, tensors)
 
     # --- digests ----------------------------------------------------------------------------------
 
@@ -374,7 +363,7 @@ class ShadowSession:
         where = f"{' and '.join(differing)} at the start of step {step}"
         if (first := self._digests.first_unit) is not None:
             where += f" (first of all {self._units.name(first)})"
-        if not self._proved and self._stage is ShadowStage.JUMPING:
+        if not self._proved and self._jumps:
             self._copy_whole(where)
             return
         self._digests.refute()
@@ -385,16 +374,5 @@ class ShadowSession:
         raise Differs(self.directive.plays, f"{where} differ")
 
     def _copy_whole(self, where: str) -> None:
-        """Copy the whole state while the source waits, since the tail led to another state.
-
-        Only for a planned move: training does not wait for a hot standby.
-        """
-        if isinstance(self.directive, ShadowRank):
-            raise Overdue(f"the tail is wrong: {where} differ")
-        self.note = f"training waited for a whole copy, since the tail was wrong: {where} differ"
-        log.warning("rank %d: %s", self.directive.plays, self.note)
-        self._stage = ShadowStage.OWN_STEPS
-        self._missing = set(range(len(self._units)))
-        self._at = None
-        self._digests = DigestComparison()
-        self.shadow.send(Begin(whole=True))
+        """The tail led to another state. Training does not wait for a whole copy."""
+        raise Overdue(f"the tail is wrong: {where} differ")

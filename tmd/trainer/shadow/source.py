@@ -2,7 +2,8 @@
 
 The state is copied unit by unit while it does not change. Later changes to copied units follow as
 the *tail* (gradients as the optimizer got them). From the first step boundary at which everything
-is copied the joiner also gets all outputs and runs the steps itself.
+is copied the joiner also gets all outputs and runs the steps itself. If the outputs exceed the link
+a joiner of a planned move follows the tails up to the switch instead.
 Rule of this file: training never waits for a joiner, except where a joiner requests it (``whole``).
 """
 
@@ -14,13 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
-from typing import NamedTuple
 
-from msgspec import Struct
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
-from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.reasons import in_words
 from tmd.fabric import Link
 from tmd.trainer.protocol import frames
@@ -34,36 +32,24 @@ from tmd.trainer.protocol.frames import (
     Output,
 )
 from tmd.trainer.protocol.outbox import Outbox
-from tmd.trainer.shadow.meter import Meter
+from tmd.trainer.shadow.output_load import LinkRate
+from tmd.trainer.shadow.source_context import SourceContext, SourcePace
+from tmd.trainer.shadow.unit_copy import UnitCopy
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.layout import flatten
-from tmd.trainer.state.units import UnitDigest, Units, whole_digest
-from tmd.trainer.state.window import Window
+from tmd.trainer.state.units import UnitDigest, whole_digest
 
-WHOLE_S = 60.0
-"""Longest time that training waits for a whole copy."""
 HOLD_S = 5.0
 """Longest time for which a switch waits for a joiner that was in step and is behind."""
 NO_STEP = -1
 """Version of the window between two steps, which has no digest."""
 ENDING_S = 2.0
 TAKEN = "the rank was taken over"
+HANDED_OVER = "the rest of the state follows"
 BEHIND = "the joiner does not keep up: too many bytes wait for it"
 
 log = logging.getLogger("tmd.trainer")
-
-
-class SourcePace(Struct, frozen=True):
-    """When a source looks, and by which clock."""
-
-    idle_s: float = 0.02
-    """Interval at which an idle sender looks for work."""
-    stalled_s: float = 5.0
-    """A joiner that takes no bytes for this time during a whole copy is dropped."""
-    check_every: int = frames.CHECK_EVERY
-    """Steps between two digests."""
-    clock: Callable[[], float] = time.monotonic
 
 
 class SourceStage(Enum):
@@ -73,18 +59,9 @@ class SourceStage(Enum):
     OPENED = auto()  # the joiner moves to its data position
     COPYING = auto()  # units and tails
     LIVE = auto()  # outputs, and tails as long as it may have to jump
+    TAILS = auto()  # tails only, and the boundary of each step
     RELEASED = auto()  # what is queued; it takes another rank than this one
     OVER = auto()
-
-
-class SourceContext(NamedTuple):
-    """What all sources of a worker use."""
-
-    units: Units
-    window: Window
-    limits: ShadowLimits
-    meter: Meter
-    """Counts the processor time of their threads."""
 
 
 class ShadowSource:
@@ -104,7 +81,8 @@ class ShadowSource:
         self._units = units
         self._window = context.window
         self._meter = context.meter
-        self._rate = limits.copy_mb_s * 1e6
+        self._load, self._link_rate = context.load, LinkRate()
+        self._copy = UnitCopy(units, limits.copy_mb_s * 1e6, self._pace.clock)
         self._outbox = Outbox(frames.staging_bound(limits, units))
         self._stage = SourceStage.OPENED
         self._staging = threading.Lock()
@@ -116,12 +94,6 @@ class ShadowSource:
         """When a switch first waited for the joiner."""
         self._tails = True
         """Whether the joiner may have to jump over steps."""
-        self._copied = 0
-        """Number of the first unit that was not yet copied."""
-        self._moved = 0
-        """Bytes that the joiner's side has taken."""
-        self._whole = threading.Event()
-        self._ready_at = 0.0
         self._digest: UnitDigest | None = None
         self._last_words: Dropped | None = None
         self._took = threading.Event()
@@ -137,9 +109,19 @@ class ShadowSource:
         return self._stage is SourceStage.OVER
 
     @property
+    def copies(self) -> bool:
+        """Whether the state is being copied."""
+        return self._stage is SourceStage.COPYING
+
+    @property
     def live(self) -> bool:
         """Whether the joiner gets all outputs."""
         return self._stage is SourceStage.LIVE
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the joiner follows each step, by its outputs or by its tails."""
+        return self._stage in (SourceStage.LIVE, SourceStage.TAILS)
 
     # --- main thread ------------------------------------------------------------------------------
 
@@ -149,28 +131,28 @@ class ShadowSource:
         if begin is not None and (quiet or not begin.whole):
             self._begin = None
             self._enter(SourceStage.COPYING)
-            self._copied = 0
+            self._copy.begin()
             self._settled, self._reached = False, 0
             self._tails = not begin.whole
             if begin.whole:
                 self._wait_for_whole_copy()
         # An output of an earlier step must not be taken for one of this step.
-        arrives = quiet and self._stage is SourceStage.COPYING and self._copied == len(self._units)
+        arrives = quiet and self.copies and self._copy.complete
         with self._harmless():
             if arrives:
-                self._enter(SourceStage.LIVE)
-            if self._stage is SourceStage.LIVE:
+                self._arrive()
+            if self.is_followed:
                 self._announce(step, position, quiet, with_rest=arrives or self._tails)
 
     def before_optimizer(self, step: int, number: int) -> None:
         """Send the final gradients of the units that the joiner already has."""
-        if not self._tails or self._stage not in (SourceStage.COPYING, SourceStage.LIVE):
+        if not self._tails or not (self.copies or self.is_followed):
             return
         params = self._units.params
         given = [
             i
             for i in self._units.of(number)
-            if i < self._copied and (g := params[i].grad) is not None and not g.is_sparse
+            if i < self._copy.count and (g := params[i].grad) is not None and not g.is_sparse
         ]
         with self._harmless():
             layout, values = flatten(self._units.values(number))
@@ -197,6 +179,16 @@ class ShadowSource:
         self._enter(SourceStage.RELEASED)
         if self._took.is_set():
             self.drop(TAKEN)
+
+    def hand_over(self, step: int, position: Position) -> None:
+        """After a switch: a joiner that follows the tails gets what has changed up to the start of
+        ``step``, and learns that the vote has given it the rank."""
+        if self._stage is not SourceStage.TAILS:
+            return
+        layout, tensors = self._units.rest()
+        self._put(Boundary(step, position, layout, self._units.graded), tensors)
+        self._put(frames.HandOver(step))
+        self.drop(HANDED_OVER)
 
     def holds(self, step: int) -> bool:
         """Whether a switch at the end of ``step`` should wait: the joiner was in step, but has not
@@ -263,6 +255,16 @@ class ShadowSource:
             log.warning("this rank can no longer be shadowed: %s", error)
             self.drop(f"this rank cannot be shadowed: {in_words(error)}")
 
+    def _arrive(self) -> None:
+        """Everything is copied: choose what the joiner gets from here on."""
+        # A hot standby may have to finish a step, which takes the outputs. After a whole copy the
+        # tails are known to lead to another state.
+        why = self._load.excess(self._link_rate.bytes_per_s) if self.plan and self._tails else ""
+        self._enter(SourceStage.TAILS if why else SourceStage.LIVE)
+        if why:
+            log.info("plan %s: only gradients are mirrored: %s", self.plan, why)
+            self._put(frames.GradientsOnly(why))
+
     def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
         # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
         check = not self._settled or bool(self.plan) or step % self._pace.check_every == 0
@@ -276,23 +278,22 @@ class ShadowSource:
             self._digest = UnitDigest(self._units, step)
 
     def _put(self, frame: Frame, tensors: Sequence[Tensor] = ()) -> None:
-        if not self._outbox.put(frame, tensors):
-            self.drop(BEHIND, final=True)
+        if self._outbox.put(frame, tensors):
+            return
+        # The joiner of a plan may come back, for the gradients.
+        again = bool(self.plan) and self._stage is SourceStage.LIVE
+        if again:
+            self._load.overflow()
+        self.drop(BEHIND, final=not again)
+        self._outbox.forget()
 
     def _wait_for_whole_copy(self) -> None:
         """The parameters do not change, since this thread, their only writer, waits here."""
-        self._whole.clear()
-        seen, since = self._moved, self._pace.clock()
-        patience = since + WHOLE_S
         self._window.open(NO_STEP)
         try:
             self.wake()
-            while self._copied < len(self._units) and not self.over:
-                if self._moved != seen:
-                    seen, since = self._moved, self._pace.clock()
-                elif self._pace.clock() > min(since + self._pace.stalled_s, patience):
-                    self.drop("the joiner does not take the state", final=True)
-                self._whole.wait(self._pace.idle_s)
+            if not self._copy.wait(self._pace.stalled_s, self._pace.idle_s, lambda: self.over):
+                self.drop("the joiner does not take the state", final=True)
         finally:
             self._window.close()
 
@@ -303,8 +304,10 @@ class ShadowSource:
     def _send_all(self) -> None:
         """Sender's thread: send queued frames first, then units of the state."""
         try:
-            while self._sent_something() or not self.over:
-                pass
+            over = False
+            while self._sent_something() or not over:
+                # Once more after the end, since a frame may have come just before it.
+                over = self.over
         except LinkError as error:
             self.drop(str(error))
         except Exception as error:
@@ -322,35 +325,30 @@ class ShadowSource:
         with self._meter.running():
             entry = self._outbox.next() or self._unit()
             if entry is not None:
-                frames.send(self._link, *entry, sent=self._note)
+                began = time.monotonic()
+                frames.send(self._link, *entry, sent=self._copy.moved)
+                self._link_rate.sent(entry[1].numel(), time.monotonic() - began)
                 self._outbox.back(entry[1])
             elif not self._advance_digest():
                 self._outbox.wait(self._pace.idle_s)
         return entry is not None
 
-    def _note(self, size: int) -> None:
-        self._moved += size
-
     def _unit(self) -> tuple[frames.Envelope, Tensor] | None:
         """The next unit to send; ``None`` if there is none now."""
-        if self._stage is not SourceStage.COPYING or self._copied == len(self._units):
-            return None
-        if self._tails and self._pace.clock() < self._ready_at:
+        if not (self.copies and self._copy.is_due(paced=self._tails)):
             return None
         with self._window.reading() as version:
             return None if version is None else self._next_unit(version)
 
     def _next_unit(self, version: int) -> tuple[frames.Envelope, Tensor] | None:
-        layout, tensors = self._units.collect(self._copied)
-        entry = self._outbox.copy(frames.Unit(version, self._copied, layout), tensors)
+        number = self._copy.count
+        layout, tensors = self._units.collect(number)
+        entry = self._outbox.copy(frames.Unit(version, number, layout), tensors)
         if entry is None:
             self.drop(BEHIND, final=True)
             return None
-        self._ready_at = max(self._pace.clock(), self._ready_at) + entry[1].numel() / self._rate
         # Within the window: the tail of this step must include a copied unit.
-        self._copied += 1
-        if self._copied == len(self._units):
-            self._whole.set()
+        self._copy.copied(entry[1].numel())
         return entry
 
     def _advance_digest(self) -> bool:
@@ -378,8 +376,8 @@ class ShadowSource:
                     case Begin():
                         self._begin = frame
                     case frames.Settled(step=step):
-                        self._settled, self._tails = True, False
-                        self._reached = step
+                        self._settled, self._reached = True, step
+                        self._tails = self._stage is SourceStage.TAILS
                     case frames.Took():
                         self._took.set()
                         if self._stage is SourceStage.RELEASED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,7 +20,9 @@ from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import PURPOSE, SHIFT, VOTE, Dropped, Opening, ShadowRequest
 from tmd.trainer.shadow.meter import Meter
-from tmd.trainer.shadow.source import ShadowSource, SourceContext
+from tmd.trainer.shadow.output_load import OutputLoad
+from tmd.trainer.shadow.source import ShadowSource
+from tmd.trainer.shadow.source_context import SourceContext
 from tmd.trainer.state.divided import NOT_SHADOWED
 from tmd.trainer.state.units import digest_of_inputs
 from tmd.trainer.state_transfer.context import RankContext
@@ -38,6 +41,7 @@ class ShadowSources:
         self._units = context.units
         self._limits = context.limits
         self._window = context.window
+        self._load = OutputLoad(context.limits)
         self._mirrors: tuple[ShadowSource, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
@@ -63,6 +67,7 @@ class ShadowSources:
             self.drop_all(why, final=True)
         assert self._state.feed is not None
         position, quiet = self._state.feed.position, self._fabric.quiet
+        self._load.begin(time.monotonic())
         for mirror in self._mirrors:
             mirror.at_boundary(step, position, quiet=quiet)
         self._window.open(step)
@@ -86,7 +91,7 @@ class ShadowSources:
         shadow this rank: see :meth:`ShadowSource.holds`."""
         # Of each joiner the newest: it may have come back, and the older link is not known to be
         # gone. All are asked, so that the time for which the switch waits begins for all.
-        newest = {m.joiner: m for m in self._mirrors if m.plan == plan and m.live}
+        newest = {m.joiner: m for m in self._mirrors if m.plan == plan and m.is_followed}
         holding = [mirror.holds(step) for mirror in newest.values()]
         return any(holding)
 
@@ -106,6 +111,13 @@ class ShadowSources:
         self._window.close()
         for mirror in self._mirrors:
             mirror.close()
+
+    def hand_over(self, plan: str, step: int) -> None:
+        """After a switch: end what joiners of ``plan`` follow that get only the gradients."""
+        assert self._state.feed is not None
+        for mirror in self._mirrors:
+            if mirror.plan == plan:
+                mirror.hand_over(step, self._state.feed.position)
 
     def release(self, plan: str) -> None:
         """After a switch: a joiner of ``plan`` that has shadowed this rank takes another one."""
@@ -144,6 +156,8 @@ class ShadowSources:
             self.drop_all("messages from any rank cannot be mirrored")
             return
         with self._within.running():
+            if any(mirror.copies for mirror in self._mirrors):
+                self._load.add(outputs)
             for mirror in self._mirrors:
                 mirror.output(group, op, outputs, given)
 
@@ -183,7 +197,7 @@ class ShadowSources:
         if isinstance(answer, Dropped):
             link.close()
             return
-        context = SourceContext(self._units, self._window, self._limits, self._beside)
+        context = SourceContext(self._units, self._window, self._limits, self._beside, self._load)
         mirror = ShadowSource(link, follow, context)
         self._sweep(mirror)
 

@@ -37,6 +37,7 @@ class Leaving:
     def carry_out(self, order: Arm) -> None:
         """Called at the boundary after the vote."""
         rank = order.membership.rank_of(self._reporter.status.worker)
+        self._sources.hand_over(order.plan, self._reporter.status.step)
         if rank is not None:
             grows = self._fabric.passes.shrunk
             self._fabric.switch(order.membership, rank)

@@ -214,7 +214,9 @@ class RankMigration:
         """After a planned switch: receive the state and continue as the rank in the new epoch."""
         takeover = self._takeover
         assert takeover is not None
-        if obstacle := self._received(takeover, self.driver.has_state_of):
+        # What it has shadowed need not be verified: the leaver compares it.
+        shadowed = None if self.driver.following is None else self.driver.step
+        if obstacle := self._received(takeover, shadowed):
             return obstacle
         self.driver.end()
         self._fabric.switch(takeover.membership, takeover.rank)
@@ -232,7 +234,7 @@ class RankMigration:
 
     def become(self, directive: Prepare) -> Obstacle | None:
         """The vote has given this worker the rank. It has shadowed a replica and lacks only the
-        leaver's local state."""
+        leaver's local state, or it has followed the gradients and the leaver compares the state."""
         if self._takeover is None or self._takeover.directive != directive:
             self._await(Takeover(directive))
         self._fit.rest()

@@ -25,7 +25,15 @@ from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Dropped
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.shadow.receiver import Differs, Overdue, ShadowLost, ShadowReceiver, ask
+from tmd.trainer.shadow.planned import PlannedSession
+from tmd.trainer.shadow.receiver import (
+    CopyInstead,
+    Differs,
+    Overdue,
+    ShadowLost,
+    ShadowReceiver,
+    ask,
+)
 from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.divided import NOT_SHADOWED
@@ -127,8 +135,13 @@ class ShadowDriver:
         bound = frames.staging_bound(self._limits, self._units)
         # The whole recording of a rehearsal waits here while the rank trains on.
         shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(directive) else bound)
-        kind = ReplaySession if is_rehearsal(directive) else ShadowSession
-        following = kind(directive, shadow, offer, self._units, self._fabric, self._limits)
+        around = (shadow, offer, self._units, self._fabric, self._limits)
+        following: ShadowSession
+        if isinstance(directive, Prepare):
+            following = PlannedSession(directive, *around)
+        else:
+            kind = ReplaySession if is_rehearsal(directive) else ShadowSession
+            following = kind(directive, *around)
         following.exists_once = len(self._reporter.alike(directive.plays)) < 2
         self.following = following
         self._fit.learn(offer)
@@ -243,7 +256,7 @@ class ShadowDriver:
         if self._agent.directive != directive:
             self._fabric.discard(directive.membership)
             return ShadowEnd(AfterShadow.STAND_BY)
-        if self._reconnected(directive, error):
+        if not isinstance(error, CopyInstead) and self._reconnected(directive, error):
             return None
         # Still wanted: the state is copied at the switch.
         self.end()
@@ -276,7 +289,7 @@ class ShadowDriver:
         directive, status = following.directive, following.status()
         assert isinstance(directive, Prepare)
         other = directive.plays != directive.rank
-        if other and not directive.adopted:
+        if following.lacks_rest or (other and not directive.adopted):
             return ShadowEnd(AfterShadow.BECOME_RANK)
         following.take()
         self.following = None

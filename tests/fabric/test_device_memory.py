@@ -1,0 +1,87 @@
+"""No group is built where training would then lack memory of its device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tmd.fabric.generations.device_memory import BuildMemory
+
+GPU = torch.device("cuda", 0)
+
+
+class Card:
+    """A card with ``free`` bytes."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def read(self, device: torch.device) -> int:
+        assert device == GPU
+        return self.free
+
+
+def fail(memory: BuildMemory, card: Card, *, takes: int) -> None:
+    """Build a group, of which a peer is missing."""
+    with memory.build("g", GPU, beside=False):
+        card.free -= takes
+        raise ValueError("no peer")
+
+
+def built(memory: BuildMemory, card: Card, group: str = "g", *, takes: int, beside: bool) -> None:
+    with memory.build(group, GPU, beside=beside):
+        card.free -= takes
+
+
+def test_a_second_set_needs_what_the_first_has_taken() -> None:
+    card = Card(1000)
+    memory = BuildMemory(card.read)
+    built(memory, card, takes=400, beside=False)
+    built(memory, card, takes=400, beside=True)
+
+    with pytest.raises(RuntimeError, match="a second set of communicators needs"):
+        built(memory, card, takes=400, beside=True)
+    assert card.free == 200
+
+
+def test_after_a_loss_groups_are_built_whatever_is_free() -> None:
+    """The job stands still, and what the aborted groups hold is about to be freed."""
+    card = Card(1000)
+    memory = BuildMemory(card.read)
+    for _ in range(3):
+        built(memory, card, takes=400, beside=False)
+
+    assert card.free == -200
+
+
+def test_each_group_has_a_need_of_its_own() -> None:
+    card = Card(1000)
+    memory = BuildMemory(card.read)
+    built(memory, card, "large", takes=600, beside=False)
+    built(memory, card, "small", takes=100, beside=False)
+    built(memory, card, "small", takes=100, beside=True)
+
+    with pytest.raises(RuntimeError, match="a second set"):
+        built(memory, card, "large", takes=600, beside=True)
+
+
+def test_what_training_allocates_meanwhile_is_no_need() -> None:
+    card = Card(1000)
+    memory = BuildMemory(card.read)
+    built(memory, card, takes=700, beside=False)
+    card.free = 1000
+    built(memory, card, takes=100, beside=True)
+    card.free = 150
+    built(memory, card, takes=100, beside=True)
+
+    assert card.free == 50
+
+
+def test_a_build_that_fails_says_nothing_about_its_need() -> None:
+    card = Card(1000)
+    memory = BuildMemory(card.read)
+    with pytest.raises(ValueError, match="no peer"):
+        fail(memory, card, takes=900)
+    built(memory, card, takes=10, beside=True)
+
+    assert card.free == 90

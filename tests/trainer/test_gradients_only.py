@@ -1,0 +1,280 @@
+"""A rank whose outputs exceed the link is followed by its gradients, up to the switch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+from torch import Tensor, zeros
+
+from tests.trainer.scripts import Averaged, Closed, Script, Sparse, normed
+from tests.trainer.showing import FAST, UNREAD, show, wide
+from tests.trainer.tailing import Pair, pair
+from tests.trainer.test_tail import SCRIPTS
+from tmd.core.values.limits import ShadowLimits
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import (
+    Boundary,
+    DigestCheck,
+    Dropped,
+    GradientsOnly,
+    HandOver,
+    Output,
+    Settled,
+)
+from tmd.trainer.shadow.output_load import LARGE, LinkRate, OutputLoad
+from tmd.trainer.shadow.receiver import CopyInstead
+from tmd.trainer.shadow.source import BEHIND
+from tmd.trainer.state.data import Position
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def chosen() -> OutputLoad:
+    """The configuration wants gradients."""
+    return OutputLoad(ShadowLimits(mirror="gradients"))
+
+
+def outputs(size: int) -> list[Tensor]:
+    return [zeros(size // 4)]
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def loaded(*steps: tuple[float, int]) -> OutputLoad:
+    """After steps of so many seconds, in which collectives gave so many bytes."""
+    load, now = OutputLoad(ShadowLimits()), 100.0
+    for seconds, size in steps:
+        load.begin(now)
+        load.add(outputs(size // 2))
+        load.add(outputs(size // 2))
+        now += seconds
+    load.begin(now)
+    return load
+
+
+def test_outputs_may_take_half_of_the_link() -> None:
+    """The step with the most bytes per second counts, whether it is the last one or not."""
+    load = loaded((2.0, 400), (2.0, 4000), (2.0, 400))
+
+    assert load.excess(4000.0) == ""
+    assert "more than half" in load.excess(3999.0)
+
+
+def test_the_first_step_is_counted_from_its_beginning() -> None:
+    """Outputs of a step whose beginning was not seen prove nothing."""
+    load = OutputLoad(ShadowLimits())
+    load.add(outputs(1 << 20))
+    load.begin(5.0)
+
+    assert load.excess(1.0) == ""
+
+
+def test_a_link_that_was_not_measured_gets_all_outputs() -> None:
+    assert loaded((1.0, 1 << 20)).excess(0.0) == ""
+
+
+def test_outputs_that_did_not_fit_once_are_not_tried_again() -> None:
+    load = OutputLoad(ShadowLimits())
+    load.overflow()
+
+    assert "exceeded a link before" in load.excess(1e12)
+
+
+def test_the_configuration_may_choose_gradients() -> None:
+    assert chosen().excess(0.0) == '[shadow] mirror = "gradients"'
+
+
+def test_only_large_frames_show_the_rate_of_a_link() -> None:
+    """Smaller ones wait in the kernel. Of the large ones the fastest counts."""
+    rate = LinkRate()
+    rate.sent(LARGE - 1, 1e-6)
+    unknown = rate.bytes_per_s
+    for seconds in (2.0, 1.0, 4.0):
+        rate.sent(LARGE, seconds)
+
+    assert unknown == 0
+    assert rate.bytes_per_s == LARGE
+
+
+# --- the rank's side ------------------------------------------------------------------------------
+
+
+def test_the_rank_sends_gradients_and_boundaries_and_no_outputs() -> None:
+    with show(trained=2, load=chosen()) as s:
+        s.arrive()
+        for _ in range(3):
+            s.begin()
+            s.shown.output("0", "allreduce", outputs(8))
+            s.shown.send_result("@vote", b"x")
+            s.commit()
+        s.ear.until(lambda: len(s.ear.of(Boundary)) == 4)
+        s.shown.drop("the test is over")
+        s.ear.end()
+        received = [type(frame) for frame, _ in s.ear.received]
+        kinds = [k for k in received if k is not DigestCheck]
+
+        assert kinds[kinds.index(GradientsOnly) :] == [
+            GradientsOnly,
+            Boundary,
+            *[frames.Tail, Boundary] * 3,
+            frames.Tail,
+            Dropped,
+        ]
+        assert all(f.rest is not None for f in s.ear.of(Boundary))
+
+
+def test_a_joiner_in_step_still_gets_gradients() -> None:
+    """Unlike one that gets outputs, which computes them itself."""
+    with show(load=chosen()) as s:
+        s.arrive()
+        s.ear.say(Settled(s.step))
+        s.ear.until(lambda: s.shown.holds(s.step + 1))
+        seen = len(s.ear.of(frames.Tail))
+        s.train(2)
+        s.ear.until(lambda: len(s.ear.of(frames.Tail)) == seen + 2)
+
+        assert s.ear.of(Boundary)[-1].rest is not None
+
+
+def test_outputs_that_pile_up_are_followed_by_gradients_at_the_next_try() -> None:
+    """The joiner of a plan may come back, and nothing that it cannot use is sent before."""
+    with show(limits=structs.replace(FAST, staging_mb=8), buffer=UNREAD) as s:
+        s.arrive()
+        s.ear.may_read.clear()
+        s.until_over(lambda: s.shown.output("0", "allreduce", outputs(400_000)))
+        s.ear.end()
+        last = s.ear.received[-1][0]
+
+        assert last == Dropped(BEHIND, final=False)
+        assert len(s.ear.of(Output)) * 400_000 < 6_000_000
+        assert s.load.excess(0.0)
+
+
+def test_gradients_that_pile_up_end_the_shadow() -> None:
+    narrow = structs.replace(FAST, staging_mb=8)
+    with show(Script(1, build=wide), narrow, buffer=UNREAD, load=chosen()) as s:
+        s.arrive()
+        s.ear.may_read.clear()
+        s.until_over(lambda: s.train(1))
+        s.ear.end()
+
+        assert s.ear.received[-1][0] == Dropped(BEHIND, final=True)
+
+
+def test_a_hot_standby_gets_outputs_whatever_they_cost() -> None:
+    """It may have to finish a step."""
+    with show(load=chosen(), plan="") as s:
+        s.arrive()
+
+        assert s.shown.live
+        assert s.ear.of(GradientsOnly) == []
+
+
+def test_hand_over_concerns_only_those_that_follow_gradients() -> None:
+    with show() as s:
+        s.arrive()
+        s.shown.hand_over(s.step, Position(0, s.step))
+
+        assert s.shown.live
+        assert s.ear.of(HandOver) == []
+
+
+# --- the joiner's side ----------------------------------------------------------------------------
+
+
+def by_gradients(p: Pair) -> None:
+    """From the first copied unit on."""
+    p.source.load = chosen()
+    p.meet()
+
+
+def followed(p: Pair, steps: int) -> None:
+    """Steps in which the source waits until the joiner has verified the beginning of each."""
+    for _ in range(steps):
+        p.source.begin()
+        p.joiner.until(lambda: p.joiner.at >= p.source.step or p.joiner.error is not None)
+        if p.joiner.error is not None:
+            raise p.joiner.error
+        p.source.commit()
+
+
+NOT_FOLLOWED: dict[str, Callable[[int], Script]] = {
+    "average outside of optimizers": Averaged,
+    "closure": Closed,
+    "sparse gradients": Sparse,
+}
+
+
+@pytest.mark.parametrize("make", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_gradients_lead_to_the_same_bits_up_to_the_switch(make: Callable[[int], Script]) -> None:
+    """No step is computed here. The joiner falls behind, and jumps. At the switch it gets what the
+    last step has changed besides."""
+    with pair(make) as p:
+        by_gradients(p)
+        followed(p, 3)
+        p.joiner.may_go_on.clear()
+        p.source.train(3)
+        p.joiner.may_go_on.set()
+        followed(p, 2)
+        source, joiner = p.source, p.joiner
+        assert source.mirror is not None
+        source.mirror.hand_over(source.step, Position(0, source.step))
+        joiner.until(lambda: joiner.won or joiner.error is not None)
+
+        assert joiner.won
+        assert joiner.following.lacks_rest
+        assert joiner.following.step == source.step
+        assert not joiner.following.has_state  # until the leaver has compared it
+        assert joiner.computed == 0
+        p.assert_equal()
+        joiner._stand(source.step)
+        p.assert_equal()
+
+
+def test_in_step_only_after_gradients_led_to_an_equal_state() -> None:
+    """Steps that are too short for a digest prove nothing."""
+    with pair(Script) as p:
+        by_gradients(p)
+        p.source.train(2, shut=True)
+        p.source.begin(shut=True)
+        p.joiner.until(lambda: p.joiner.following.step == p.source.step)
+        unproved = p.joiner.following.in_step
+        p.source.commit()
+        followed(p, 1)
+
+        assert (unproved, p.joiner.following.in_step) == (False, True)
+        assert p.joiner.following.status().note == (
+            'by gradients only, since [shadow] mirror = "gradients"'
+        )
+
+
+def test_the_source_learns_at_each_step_where_the_joiner_is() -> None:
+    """A switch waits for it."""
+    with pair(lambda seed: Script(seed, build=normed)) as p:
+        by_gradients(p)
+        followed(p, 3)
+        steps = [f.step for f in p.joiner.shadow.frames if isinstance(f, Settled)]
+
+        assert steps[-2:] == [p.source.step - 2, p.source.step - 1]
+
+
+@pytest.mark.parametrize("make", NOT_FOLLOWED.values(), ids=NOT_FOLLOWED.keys())
+def test_what_gradients_cannot_reproduce_is_copied_at_the_switch(
+    make: Callable[[int], Script],
+) -> None:
+    """Training never waits for a whole copy whose next step the joiner could not follow either."""
+    with pair(make) as p:
+        by_gradients(p)
+        with pytest.raises(CopyInstead, match="gradients lead to another state: parameters"):
+            followed(p, 60)
+
+
+def test_an_adopted_rank_is_not_followed_by_gradients() -> None:
+    """Its holder stays, and would compare nothing."""
+    with pair(Script, adopted=True) as p:
+        by_gradients(p)
+        with pytest.raises(CopyInstead, match="adopted"):
+            followed(p, 2)

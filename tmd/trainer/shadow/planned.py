@@ -1,0 +1,146 @@
+"""The shadow of a rank that a planned move gives to this worker, up to the vote of the switch.
+
+If the source sends no outputs the shadow computes no step: it follows the tails, and is in step
+once its digest equals the source's after one. At the switch the leaver compares the whole state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tmd.core.planning.directives import Prepare
+from tmd.core.values.errors import LinkError
+from tmd.core.values.limits import ShadowLimits
+from tmd.fabric import Fabric
+from tmd.trainer.protocol.frames import (
+    Begin,
+    DigestCheck,
+    GradientsOnly,
+    HandOver,
+    Settled,
+    Tail,
+)
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.step_vote import ticket
+from tmd.trainer.shadow.comparison import DigestComparison
+from tmd.trainer.shadow.receiver import Arrival, CopyInstead, ShadowReceiver
+from tmd.trainer.shadow.session import ShadowPlace, ShadowSession, ShadowStage
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.units import Units
+
+log = logging.getLogger("tmd.trainer")
+
+
+class PlannedSession(ShadowSession):
+    """Main thread, except :meth:`give_way`."""
+
+    def __init__(
+        self,
+        directive: Prepare,
+        shadow: ShadowReceiver,
+        offer: Offer,
+        units: Units,
+        fabric: Fabric,
+        limits: ShadowLimits,
+    ) -> None:
+        super().__init__(directive, shadow, offer, units, fabric, limits)
+        self._ticket = ticket(directive.membership)
+        self._adopted = directive.adopted
+        self._tails_only = False
+        self._first_tail: int | None = None
+        """The first step whose tail was applied to the whole state."""
+
+    @property
+    def has_switched(self) -> bool:
+        """Whether the vote has given this worker the rank, and it can assume it here."""
+        return self._stage is ShadowStage.WON and not self.shadow.starved
+
+    @property
+    def lacks_rest(self) -> bool:
+        """Whether the source still has to compare the state after the switch."""
+        return self._tails_only
+
+    def computed(self, step: int) -> None:
+        """As :meth:`ShadowSession.computed`; a source in a switch waits for the news."""
+        super().computed(step)
+        self._report_step()
+
+    def voted(self, agreed: int, *, trained: bool) -> None:
+        """As :meth:`ShadowSession.voted`; with the ticket of this move the rank is won."""
+        super().voted(agreed, trained=trained)
+        if agreed != 0 and agreed == self._ticket:
+            self._stage = ShadowStage.WON
+
+    @property
+    def _shown(self) -> bool:
+        """Whether a step of its own gave the same bits, or a tail if it computes none."""
+        if not self._tails_only:
+            return super()._shown
+        first, verified = self._first_tail, self._digests.verified
+        return first is not None and verified is not None and first < verified
+
+    @property
+    def _jumps(self) -> bool:
+        return self._tails_only or super()._jumps
+
+    @property
+    def _only_copies(self) -> bool:
+        return self._tails_only
+
+    def _may_begin(self) -> bool:
+        return not self._tails_only and super()._may_begin()
+
+    def _take_in(self, arrival: Arrival, feed: Feed) -> None:
+        match arrival.frame:
+            case GradientsOnly(why=why):
+                self._follow_tails(why)
+            case HandOver(step=step):
+                if step == self._at and self._place is ShadowPlace.WAITING:
+                    self._stage = ShadowStage.WON
+            case _:
+                super()._take_in(arrival, feed)
+                if isinstance(arrival.frame, DigestCheck) and self._tails_only and self.has_state:
+                    self._report_step()
+
+    def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
+        super()._follow(tail, tensors)
+        if self._first_tail is None and not self._copied.missing:
+            self._first_tail = tail.step
+
+    def _follow_tails(self, why: str) -> None:
+        """Compute no step from here on.
+
+        Raises:
+            CopyInstead: the rank is adopted. Its holder stays, and compares no state.
+        """
+        if self._adopted:
+            raise CopyInstead(f"an adopted rank moves only with all its outputs: {why}")
+        self._tails_only = True
+        self.note = f"by gradients only, since {why}"
+        log.info("rank %d is followed %s", self.directive.plays, self.note)
+
+    def _report_step(self) -> None:
+        """Tell the source that the state at the start of this step is here."""
+        if self._stage is ShadowStage.SETTLED:
+            with contextlib.suppress(LinkError):  # a broken link shows at the next frame, too
+                self.shadow.send(Settled(self.step))
+
+    def _copy_whole(self, where: str) -> None:
+        """Copy the whole state while the source waits, since the tail led to another state.
+
+        Raises:
+            CopyInstead: the copy would be old after the next step, whose outputs do not come.
+        """
+        if self._tails_only:
+            raise CopyInstead(f"{self.note}, but gradients lead to another state: {where} differ")
+        self.note = f"training waited for a whole copy, since the tail was wrong: {where} differ"
+        log.warning("rank %d: %s", self.directive.plays, self.note)
+        self._stage = ShadowStage.OWN_STEPS
+        self._copied.begin()
+        self._at = None
+        self._digests = DigestComparison()
+        self.shadow.send(Begin(whole=True))
