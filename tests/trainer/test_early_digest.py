@@ -48,6 +48,7 @@ class Watched(Units):
 
     def __init__(self, script: Script) -> None:
         super().__init__(script.registry())
+        self.script = script
         self.looked: list[str] = []
         self.beside: Callable[[], None] = lambda: None
 
@@ -221,6 +222,27 @@ def test_nothing_is_read_after_forget(end: Callable[[EarlyDigest], None], units:
     early.begin()
 
     assert len(units.looked) == 1
+
+
+def test_a_digest_that_is_compared_is_finished_before_the_state_may_change(units: Watched) -> None:
+    """An evaluation, repeated after a loss, may exchange the weights."""
+    held = held_beside(units)
+    early = begun(units)
+    found, before = early.of(STEP), whole_digest(Units(units.script.registry()), STEP)
+    assert held.wait()
+
+    def begin_evaluation() -> None:
+        early.finish()
+        early.forget()
+
+    beginning = threading.Thread(target=begin_evaluation)
+    beginning.start()
+    held.let_go()
+    beginning.join()
+    with torch.no_grad():
+        units.params[0].zero_()
+
+    assert found() == before
 
 
 # --- the worker that begins -----------------------------------------------------------------------

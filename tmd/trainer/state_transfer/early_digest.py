@@ -80,6 +80,11 @@ class EarlyDigest:
         rest = self._units.digest_of_rest() if self._rest is None else self._rest
         return lambda: {**work.result(), **rest}
 
+    def finish(self) -> None:
+        """Wait for the digest, if one is being computed: the state may change next."""
+        if (work := self._work) is not None:
+            work.join()
+
     def forget(self) -> None:
         """Drop the digest before the state changes; waits for the current piece."""
         if (work := self._dropped()) is not None:
