@@ -62,8 +62,11 @@ class RankMigration:
 
     def begun(self, *, trains: bool) -> None:
         """A step begins: the parameters do not change until an optimizer runs. If none will, they
-        may: an evaluation exchanges weights and puts them back."""
+        may: an evaluation exchanges weights and puts them back. A digest that is being compared
+        comes first."""
         if not trains:
+            if self._verification.running:
+                self._state.early.finish()
             return self._state.early.forget()
         self._state.early.stand(self.driver.step)
         # The directive may have arrived between two steps, where the parameters may change.
