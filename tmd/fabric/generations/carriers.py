@@ -13,7 +13,6 @@ import torch.distributed as dist
 from tmd.core.worker.carrier import Carrier, Choice, CudaFacts, choose, name_of
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.generations import LIMITS, GenerationLimits, Generations
-from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import InnerKind
 from tmd.fabric.generations.ring import RingKind
 
@@ -67,6 +66,9 @@ def _kind(carrier: Carrier, fabric: Fabric) -> InnerKind | None:
         case Carrier.RING:
             return RingKind(fabric)
         case Carrier.GLOO:
+            # A torch may be built without it.
+            from tmd.fabric.generations.gloo import GlooKind
+
             return GlooKind(fabric)
         case Carrier.OWN:
             return None

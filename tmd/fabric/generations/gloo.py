@@ -27,16 +27,27 @@ class WaitedOnce(TorchWork):
         super().__init__()
         self._work: Any = work
         self._waiting = threading.Lock()
+        self._ended = False
+        self._error: Exception | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Raises RuntimeError, at each wait: the operation failed."""
         with self._waiting:
-            work, self._work = self._work, None
-            if work is not None:
-                work.wait()
+            if not self._ended:
+                try:
+                    self._work.wait()
+                except RuntimeError as error:
+                    self._error = error
+                self._ended, self._work = True, None
+        if self._error is not None:
+            raise self._error
         return True
 
     def is_completed(self) -> bool:
-        return self._work is None
+        return self._ended
+
+    def exception(self) -> Any:
+        return self._error
 
 
 class GlooBackend(dist.ProcessGroupGloo):
