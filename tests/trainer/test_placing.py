@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -149,11 +149,37 @@ def test_streams_and_samplers_that_keep_a_rank_are_refused_too(loader: DataLoade
         placed(loader, DataPlace(1, 3))
 
 
-@pytest.mark.parametrize("number", [{}, {"num_shards": 64}])
+@pytest.mark.parametrize("number", [{}, {"num_shards": 64}, {"world_size": 1}, {"num_ranks": 1}])
 def test_a_stream_with_a_rank_of_something_else_is_left_alone(number: dict[str, int]) -> None:
-    """That of a tensor, say, with a number of files."""
+    """That of a tensor, say, with a number of files, or one that is not divided."""
     loader = DataLoader(Stream(1, **number))
     assert placed(loader, DataPlace(1, 3)) is loader
+
+
+class Late(IterableDataset[int]):
+    """Reads the rank whenever it is iterated."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[int]:
+        self.rank, self.world_size = self._read(), 3
+        return iter(DATA[self.rank :: 3])
+
+
+def test_a_stream_that_reads_the_rank_anew_is_opened_again_and_again() -> None:
+    """A refusal in the second epoch would end the job. Another stream at its place is looked at."""
+    ranks = iter([1, 2])
+    stream = Late(lambda: next(ranks))
+    for rank in (1, 2):
+        loader = placed(DataLoader(stream), DataPlace(rank, 3))
+        assert [int(each) for each in loader] == DATA[rank::3]
+    with pytest.raises(ValueError, match="fixed for rank 1"):
+        placed(DataLoader(Stream(1, world_size=3)), DataPlace(1, 3))
+    with pytest.raises(ValueError, match="fixed for rank 1"):
+        placed(refused := DataLoader(Stream(1, world_size=3)), DataPlace(1, 3))
+    with pytest.raises(ValueError, match="fixed for rank 1"):
+        placed(refused, DataPlace(1, 3))
 
 
 class Batches:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 
@@ -20,6 +23,9 @@ class DataPlace(NamedTuple):
 
 NUMBERS = ("world_size", "num_replicas", "num_ranks")
 """Names by which a sampler or a stream keeps the number of ranks."""
+_opened: dict[int, weakref.ref[object]] = {}
+"""Samplers and streams, by identity, that kept no rank when they were first opened. One that keeps
+a rank later has read it when it was iterated, and reads it again in a joiner."""
 DEPTH = 3
 """Samplers around samplers that are looked at."""
 Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
@@ -46,7 +52,8 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
             "session.batches(lambda place: make_loader(place.part, place.parts, state))"
         )
     _seed_by_part(getattr(loader, "base_dataloader", loader), place.part)
-    for each in pieces(loader):
+    found = list(pieces(loader))
+    for each in found:
         if isinstance(each, DistributedSampler):
             _check(each, each.num_replicas, place)
             each.rank = place.part
@@ -59,12 +66,15 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
                 "iterated, but a joiner begins alone: use "
                 "DataLoaderConfiguration(use_seedable_sampler=True)"
             )
-        elif place.parts > 1 and (rank := _fixed_rank(each, place.parts)) is not None:
+        elif place.parts == 1 or _was_opened(each):
+            pass
+        elif (rank := _fixed_rank(each, place.parts)) is not None:
             raise ValueError(
                 f"the data of {type(each).__name__} were fixed for rank {rank} when it was built, "
                 "but a worker's rank can change: pass a function that builds the loader, as in "
                 "session.batches(lambda place: make_loader(place.part, place.parts))"
             )
+    _note_opened(found)
     return cast("Iterable[Any]", loader)
 
 
@@ -121,16 +131,38 @@ def _is_shard(value: object) -> bool:
 def _fixed_rank(value: object, parts: int) -> int | None:
     """The rank that was fixed when ``value`` was built, if any: of torchtitan's loaders, Megatron's
     samplers, streams that ``datasets.distributed`` has divided, and samplers and streams of the
-    script's own that keep a rank and a number of ranks."""
+    script's own that keep a rank and the number of ranks."""
     kept: dict[str, object] = vars(value) if isinstance(value, Sampler | IterableDataset) else {}
+    # With a number of 1 all ranks read all.
+    sizes = {parts, dist.get_world_size() if dist.is_initialized() else parts} - {1}
     found = (
         getattr(value, "dp_rank", None),
         getattr(value, "data_parallel_rank", None),
         getattr(getattr(value, "_distributed", None), "rank", None),
-        kept.get("rank") if any(isinstance(kept.get(name), int) for name in NUMBERS) else None,
-        kept.get("rank") if kept.get("num_shards") == parts else None,  # else it may be of files
+        kept.get("rank") if any(_one_of(sizes, kept.get(name)) for name in NUMBERS) else None,
+        kept.get("rank") if _one_of(sizes, kept.get("num_shards")) else None,  # or it is of files
     )
     return next((rank for rank in found if isinstance(rank, int)), None)
+
+
+def _one_of(sizes: set[int], number: object) -> bool:
+    return isinstance(number, int) and number in sizes
+
+
+def _was_opened(value: object) -> bool:
+    known = _opened.get(id(value))
+    return known is not None and known() is value
+
+
+def _note_opened(values: Iterable[object]) -> None:
+    for value in values:
+        with contextlib.suppress(TypeError):  # not each object can be referred to
+            _opened[id(value)] = weakref.ref(value, partial(_forget, id(value)))
+
+
+def _forget(number: int, gone: object) -> None:
+    if _opened.get(number) is gone:
+        del _opened[number]
 
 
 def _check(divided: object, parts: int, place: DataPlace) -> None:
