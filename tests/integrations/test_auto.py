@@ -82,6 +82,25 @@ for _ in range(2):
     torch.optim.SGD([weight]).step()
 print("trained")
 """
+STOPPED = """
+import lightning as L, torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+class Enough(Exception): ...
+class Model(BoringModel):
+    def on_train_batch_end(self, *_):
+        if self.global_step == 2:
+            raise Enough
+trainer = L.Trainer(max_steps=9, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0)
+try:
+    trainer.fit(Model())
+except Enough:
+    pass
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.grad = torch.ones(1)
+torch.optim.SGD([weight]).step()
+print("trained")
+"""
 OTHER_LOOP = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Mine(Trainer):
@@ -158,10 +177,11 @@ def test_what_is_not_known_is_refused_before_it_trains(
     assert "trained" not in ended.stdout
 
 
-def test_a_loop_after_the_trainer_is_warned_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [STAGES, thorough(STOPPED)], ids=["ends", "raises"])
+def test_a_loop_after_the_trainer_is_warned_of(text: str, tmp_path: Path) -> None:
     """It is not refused: what was trained may not be saved yet."""
     need("lightning")
-    ended = run(tmp_path, STAGES)
+    ended = run(tmp_path, text)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("goes on with an optimizer of its own: tmd does not protect") == 1
     assert "trained" in ended.stdout

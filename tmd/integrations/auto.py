@@ -41,7 +41,7 @@ class Attachment:
     trains = 0
     """Number of calls of a trainer's method that are under way; one may make another."""
     trained = False
-    """Whether one of these has ended."""
+    """Whether one of these has run an optimizer, or has ended."""
 
     def watch(self, trainer: type, name: str) -> None:
         """While this method of ``trainer`` runs, the adapter trains."""
@@ -174,6 +174,7 @@ def _guard() -> None:
 
     def refuse(*_: object) -> None:
         if attachment.trains:
+            attachment.trained = True
             return
         if not attachment.trained:
             raise Unsupported(f"{refusal} calls an optimizer without one: {PAGE}")
