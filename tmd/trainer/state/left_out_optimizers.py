@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
+from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
 POINTS_TO_OTHERS = (nn.Module, LRScheduler, ReduceLROnPlateau)
 """Their ``state_dict`` does not contain that of an optimizer to which they point."""
+
+
+LONGEST = 10_000
+"""Elements of a list that is looked into: a longer one holds data."""
 
 
 class LeftOutOptimizers:
@@ -28,17 +34,22 @@ class LeftOutOptimizers:
     def watch(self, objects: Iterable[object], registry: Registry) -> None:
         """Watch the optimizers among ``objects`` with a parameter of a registered model that no
         registered optimizer has."""
-        known = set(within(registry.named.values(), unless=POINTS_TO_OTHERS))
+        reached = set(within(registry.named.values(), unless=POINTS_TO_OTHERS))
+        saved = {memory_of(t) for t in registry.collect()[1]}
         optimized = {id(p) for each in registry.faces for p in params_of(each)}
         left_out = {id(p) for module in registry.modules for p in module.parameters()} - optimized
         for each in objects:
-            if not issubclass(type(each), Optimizer) or id(each) in known:
+            if not issubclass(type(each), Optimizer):
                 continue
             # One that is half built, or only looks like one of torch's, has no groups or hooks.
             with contextlib.suppress(Exception):
-                if left_out.intersection(map(id, params_of(each))):  # type: ignore[arg-type]
+                optimizer = cast("Optimizer", each)
+                # What points to it may save something else.
+                if id(each) in reached and _state_in(optimizer, saved):
+                    continue
+                if left_out.intersection(map(id, params_of(optimizer))):
                     ran = partial(_ran, self._found)
-                    self._handles.append(each.register_step_post_hook(ran))  # type: ignore[attr-defined]
+                    self._handles.append(optimizer.register_step_post_hook(ran))
 
     def end(self) -> None:
         for handle in self._handles:
@@ -59,8 +70,20 @@ class LeftOutOptimizers:
 
 
 def _ran(found: set[str], optimizer: Optimizer, *_: object) -> None:
-    """A hook that a copy of the optimizer may have, too, and that holds nothing of the job."""
+    """A hook that keeps nothing of the job alive."""
     found.add(type(optimizer).__name__)
+
+
+def _state_in(optimizer: Optimizer, saved: Collection[int]) -> bool:
+    """Whether a tensor of the optimizer's state is at one of the addresses ``saved``, or there is
+    none."""
+    kept = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    return not kept or any(memory_of(tensor) in saved for tensor in kept)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """The address of a tensor's memory, of this rank's part."""
+    return part(tensor).untyped_storage().data_ptr()
 
 
 def within(
@@ -73,6 +96,8 @@ def within(
     for each in objects:
         yield id(each)
         if depth and isinstance(each, list | tuple):
+            if len(each) > LONGEST:
+                continue
             yield from within(each, unless=unless, depth=depth - 1)
         elif depth and hasattr(each, "__dict__") and not isinstance(each, unless):
             yield from within([*vars(each).values()], unless=unless, depth=depth - 1)

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers, within
+from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers, memory_of, within
 from tmd.trainer.state.state import Registry
 
 FIRST = 1
@@ -86,13 +86,13 @@ class UnregisteredState:
         to its end would keep all of them alive.
         """
         # By memory, since a registered object may only contain the module.
-        known = {_memory(t) for t in self._registry.collect()[1]}
+        known = {memory_of(t) for t in self._registry.collect()[1]}
         others = set(within(self._registry.others))
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
         found: list[object] = []
         for module in modules:
-            own = {_memory(t) for t in _tensors(module)}
+            own = {memory_of(t) for t in _tensors(module)}
             # A module without parameters, such as a metric, is no copy of a model.
             trains = next(nn.Module.parameters(module), None) is not None
             if id(module) not in inner and trains and not own & known:
@@ -102,10 +102,6 @@ class UnregisteredState:
             if kept and id(each) not in others:
                 found.append(each)
         return found
-
-
-def _memory(tensor: Tensor) -> int:
-    return part(tensor).untyped_storage().data_ptr()
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
