@@ -6,6 +6,7 @@ that of a user.
 
 from __future__ import annotations
 
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,8 +22,12 @@ PACKAGES = {"trainer": TRAINER, "kubernetes": KUBERNETES}
 
 
 def is_installed(file: str) -> bool:
-    """Whether ``file`` belongs to an installed package; Debian's Python has a folder of its own."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    """Whether ``file`` belongs to an installed package or to Python, and not to a user's code.
+    Debian's Python has a folder of its own for packages."""
+    path = Path(file)
+    packaged = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("scripts"))
+    return packaged or file.startswith("<frozen ") or any(map(path.is_relative_to, folders))
 
 
 def install(extra: str) -> str:
