@@ -6,7 +6,7 @@ import copy
 import logging
 from typing import Any, NamedTuple
 
-from transformers.trainer_callback import CallbackHandler, TrainerCallback
+from transformers.trainer_callback import CallbackHandler
 
 log = logging.getLogger("tmd.trainer")
 
@@ -25,8 +25,8 @@ class HeldCallbacks(CallbackHandler):
 
     callbacks: list[Any]
     held: list[HeldCall] | None = None
-    _warned: frozenset[tuple[str, str]] = frozenset()
-    """Events, and fields set in them, of which a user was warned."""
+    _warned: frozenset[tuple[str, str, str]] = frozenset()
+    """Callbacks, events and fields set in them, of which a user was warned."""
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
         if self.held is None or event not in ("on_log", "on_save"):
@@ -40,20 +40,19 @@ class HeldCallbacks(CallbackHandler):
         """Call what was kept back. What it changes in the control object has no effect: what that
         decides has been voted on."""
         *others, control = args
-        after = super().call_event(event, *others, copy.copy(control), **more)
-        changed = _changed(control, after)
-        if changed and (event, changed) not in self._warned:
-            self._warned |= {(event, changed)}
-            acting = {type(c).__name__ for c in self.callbacks if _acts(c, event)}
+        for callback in list(self.callbacks):
+            alone = copy.copy(self)  # the list itself stays, since a callback may change it
+            alone.callbacks = [callback]
+            after = CallbackHandler.call_event(alone, event, *others, copy.copy(control), **more)
+            self._warn(type(callback).__name__, event, _changed(control, after))
+
+    def _warn(self, name: str, event: str, changed: str) -> None:
+        if changed and (name, event, changed) not in self._warned:
+            self._warned |= {(name, event, changed)}
             log.warning(
                 "%s has set %s in %s, which has no effect: do so in on_step_end or on_evaluate",
-                *(" or ".join(sorted(acting)), changed, event),
+                *(name, changed, event),
             )
-
-
-def _acts(callback: TrainerCallback, event: str) -> bool:
-    """Whether its class does something at ``event``."""
-    return getattr(type(callback), event) is not getattr(TrainerCallback, event)
 
 
 def _changed(before: Any, after: Any) -> str:
