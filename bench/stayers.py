@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.fabric.circle import KEY, PATIENCE, member, sync
 from tmd import wire
 from tmd.core.planning.directives import Arm
-from tmd.core.values.model import Member, Membership
+from tmd.core.values.model import Activity, Member, Membership, WorkerStatus
 from tmd.fabric import Fabric, Group, GroupView, Neutral
 from tmd.trainer.worker.arming import Arming
 
@@ -57,7 +57,9 @@ def views(rank: int, size: int) -> tuple[GroupView, ...]:
 def begin(number: int, _: int, __: object) -> Member:
     """Be somebody whom others can call."""
     fabric = Fabric(f"w{number:02d}", KEY)
-    _parts[number] = Part(fabric, [], Arming.of(fabric, lambda epoch, plan, refusal: None))
+    status = WorkerStatus(fabric.worker, "bench", 1, "", 0, Activity.TRAINING)
+    arming = Arming.of(fabric, lambda epoch, plan, refusal: None, lambda: status)
+    _parts[number] = Part(fabric, [], arming)
     return member(fabric)
 
 

@@ -149,3 +149,23 @@ async def test_a_shadow_follows_ranks_whose_collectives_gloo_carries(
         assert plan.kind is PlanKind.PLANNED
         assert "live shadow" in plan.how
         await run.ends_like(golden)
+
+
+@pytest.mark.usefixtures("ring")
+@pytest.mark.thorough
+async def test_a_build_during_which_no_step_is_committed_drops_the_move(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Nobody knows whether it keeps the rank from training, so that the move is dropped."""
+    faults = [GATE, PACE, "building-2@s1:*=wait", "forward@1:30=wait"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
+        await drain_requested(run)
+        await run.reached("building-2")
+        await run.reached("forward")
+        first, *_ = await run.plans(1)
+        run.let_go("building-2")
+        run.let_go("forward")
+
+        assert first.phase is Phase.ABORTED
+        assert "no step was committed for" in first.outcome
+        await run.ends_like(long_golden)

@@ -23,13 +23,15 @@ class Card:
 
 def fail(memory: BuildMemory, card: Card, *, takes: int) -> None:
     """Build a group, of which a peer is missing."""
-    with memory.build("g", GPU, beside=False):
+    with memory.measured("g", GPU):
         card.free -= takes
         raise ValueError("no peer")
 
 
 def built(memory: BuildMemory, card: Card, group: str = "g", *, takes: int, beside: bool) -> None:
-    with memory.build(group, GPU, beside=beside):
+    if beside:
+        memory.check(group, GPU)
+    with memory.measured(group, GPU):
         card.free -= takes
 
 
@@ -75,6 +77,17 @@ def test_what_training_allocates_meanwhile_is_no_need() -> None:
     built(memory, card, takes=100, beside=True)
 
     assert card.free == 50
+
+
+def test_what_training_frees_meanwhile_hides_no_need() -> None:
+    card = Card(1000)
+    memory = BuildMemory(card.read)
+    built(memory, card, takes=400, beside=False)
+    built(memory, card, takes=-100, beside=True)
+    card.free = 300
+
+    with pytest.raises(RuntimeError, match="a second set"):
+        built(memory, card, takes=400, beside=True)
 
 
 def test_a_build_that_fails_says_nothing_about_its_need() -> None:

@@ -1,7 +1,9 @@
-"""Device memory that building a group takes, so that none is built where training would lack it."""
+"""Tracks the device memory that building a group takes, so that no group is built if training would
+then run short."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +16,10 @@ def free_on(device: torch.device) -> int:
 
 
 class BuildMemory:
-    """What the builds of one worker have taken, by group. One thread builds at a time.
+    """What the builds of one worker have taken, by group. Thread-safe.
+
+    Training allocates and frees meanwhile, and so may other processes on the same device: of
+    several builds the one that took least counts.
 
     Args:
         free: returns the free bytes of a device.
@@ -22,23 +27,27 @@ class BuildMemory:
 
     def __init__(self, free: Callable[[torch.device], int] = free_on) -> None:
         self._free = free
+        self._changing = threading.Lock()
         self._taken: dict[str, int] = {}
 
-    @contextmanager
-    def build(self, group: str, device: torch.device, *, beside: bool) -> Iterator[None]:
-        """Build ``group`` within the context, ``beside`` the group that training uses.
-
-        Training may allocate meanwhile, so that the least of several builds is closest.
+    def check(self, group: str, device: torch.device) -> None:
+        """Check that ``group`` fits beside the one that training uses.
 
         Raises:
-            RuntimeError: beside the present group there is not enough memory for it.
+            RuntimeError: there is not enough memory.
         """
-        before, need = self._free(device), self._taken.get(group, 0)
-        if beside and before < need:
+        need, free = self._taken.get(group, 0), self._free(device)
+        if free < need:
             raise RuntimeError(
                 f"a second set of communicators needs some {need / 1e6:.0f} MB of the memory of "
-                f"{device}, and {before / 1e6:.0f} MB are free: lower what the script keeps there"
+                f"{device}, and {free / 1e6:.0f} MB are free: reduce what the script keeps there"
             )
+
+    @contextmanager
+    def measured(self, group: str, device: torch.device) -> Iterator[None]:
+        """Measure what the caller takes while it builds ``group`` within the context."""
+        before = self._free(device)
         yield
-        took = max(before - self._free(device), 0)
-        self._taken[group] = min(took, self._taken.get(group, took))
+        if (took := before - self._free(device)) > 0:
+            with self._changing:
+                self._taken[group] = min(took, self._taken.get(group, took))

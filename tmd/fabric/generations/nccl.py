@@ -140,15 +140,18 @@ class NcclKind:
     def build(self, request: GroupRequest) -> NcclInner | None:
         members = request.members
         rank = members.index(self._fabric.worker)
+        # A thread that builds has no device of its own.
+        device = request.device or self._device or _usual_device()
+        if request.beside:
+            # Before the others wait inside NCCL, which cannot be ended.
+            self._memory.check(request.view.name, device)
         with meeting(self._fabric, request) as store:
             if not store.needed:
                 return None
-            # A thread that builds has no device of its own.
-            device = request.device or self._device or _usual_device()
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
-            with self._memory.build(request.view.name, device, beside=request.beside):
+            with self._memory.measured(request.view.name, device):
                 backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
                 backend.eager_connect_single_device(device)
         return NcclInner(request.view.name, backend, self._freeing, store)

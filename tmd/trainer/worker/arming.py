@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from tmd.core.planning.directives import Arm, Directive, Train, Wait
 from tmd.core.values.model import Membership, WorkerStatus
@@ -18,6 +19,7 @@ from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
 from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.shadow.sources import ShadowSources
+from tmd.trainer.worker.build_watch import BuildWatch
 
 log = logging.getLogger("tmd.trainer")
 
@@ -56,15 +58,21 @@ class Arming:
         """What to arm after the running vote."""
 
     @classmethod
-    def of(cls, fabric: Fabric, tell: Callable[[int, str, str], None]) -> Arming:
+    def of(
+        cls,
+        fabric: Fabric,
+        tell: Callable[[int, str, str], None],
+        status: Callable[[], WorkerStatus],
+    ) -> Arming:
         """The arming of the worker of ``fabric``, whose groups are built beside training."""
+        watch = BuildWatch.over(fabric, status)
 
         def build(order: Arm, done: Callable[[str], None]) -> None:
             rank = order.membership.rank_of(fabric.worker)
             obstacle = fabric.generations.obstacle
             if rank is None or obstacle:
                 return done("" if rank is None else obstacle)
-            fabric.build_ahead(order.membership, rank, done)
+            watch.build(partial(fabric.build_ahead, order.membership, rank), done)
 
         return cls(tell, build, fabric.generations.discard)
 

@@ -76,7 +76,7 @@ class Coordinator:
         self._pacing = Pacing(fabric.blocked)
         self.adoption = AdoptedRanks(fabric)
         self.health = StepHealth(fabric, lambda: self.status.activity, lambda: self._following)
-        self._arming = Arming.of(fabric, self._reporter.report_armed)
+        self._arming = Arming.of(fabric, self._reporter.report_armed, lambda: self.status)
         self._reporter.open(agent, fabric)
         self._watchdog = PeerWatchdog.over(fabric)
         self._watchdog.start()
