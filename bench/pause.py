@@ -1,8 +1,8 @@
-"""How long a planned replacement holds training up, by live shadow and by stop-and-copy, at several
-model sizes; in turn, one rank after the other going back and forth between two hosts. Beside it how
-long torchrun stands still when a rank is killed and all are restarted on the same host, from a
-checkpoint of the step before; and by how much the memory of a rank grows in as many steps of a run
-in which nothing moves.
+"""How long a planned replacement holds training up, by live shadow (of outputs, or of gradients
+only) and by stop-and-copy, at several model sizes; in turn, one rank after the other going back and
+forth between two hosts. Beside it how long torchrun stands still when a rank is killed and all are
+restarted on the same host, from a checkpoint of the step before; and by how much the memory of a
+rank grows in as many steps of a run in which nothing moves.
 
 ``pause``: on a stayer, from the last commit in the old epoch to the first in the new, less the
 median of the 20 steps before. Since it can lie below the noise of a step, the figure is its median
@@ -27,7 +27,13 @@ from tmd.demo.report import DemoTrace
 from tmd.demo.story import DRAINED_RANK, StoryTimes
 
 RESTART, NOTHING = "torchrun", "nothing"
-WAYS = {"shadow": "", "copy": "enabled = false\n", RESTART: "", NOTHING: ""}
+WAYS = {
+    "shadow": "",
+    "gradients": 'mirror = "gradients"\n',
+    "copy": "enabled = false\n",
+    RESTART: "",
+    NOTHING: "",
+}
 STEPS_OF_A_MOVE = 10
 """From the request to the switch, by live shadow."""
 RESTARTS = 5
@@ -125,6 +131,7 @@ def growth(trace: DemoTrace, ranks: Sequence[int], begin: float) -> int:
 
 RUNS: dict[str, Callable[[Subject], Coroutine[Any, Any, Facts]]] = {
     "shadow": moved,
+    "gradients": moved,
     "copy": moved,
     RESTART: restarts,
     NOTHING: undisturbed,

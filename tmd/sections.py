@@ -61,9 +61,9 @@ class ShadowSection(Section, frozen=True):
     switch while all ranks wait."""
     mirror: Literal["auto", "gradients"] = _SHADOW.mirror
     """What a rank sends to the joiner of a planned move. ``auto``: the outputs of its collectives,
-    from which the joiner computes each step, or only the gradients if the outputs of a second
-    exceed half of what the link carries. ``gradients``: always the gradients, on which the joiner
-    runs the optimizer."""
+    from which the joiner computes each step. If these exceed half of the link, and the gradients
+    are at most half as large, only the gradients, on which the joiner runs the optimizer.
+    ``gradients``: always the gradients."""
     copy_mb_s: Positive = _SHADOW.copy_mb_s
     """Megabytes per second at which a state is copied while its rank trains."""
     staging_mb: Positive = _SHADOW.staging_mb

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import Run, history, live_plan, running, weights_of
+from tests.marks import thorough
 from tmd.core.planning.readiness import SHRUNK
 from tmd.core.values.model import ClusterView, MigrationPlan, Phase, PlanKind
 from tmd.demo.report import DemoTrace, gap_s, read_trace
@@ -69,6 +70,7 @@ async def elastic(
     *faults: str,
     slow: int = 0,
     arguments: Sequence[str] = (),
+    more_config: str = "",
 ) -> AsyncIterator[Run]:
     """The job on four hosts, without a standby. The worker on host ``slow`` slows all down."""
     async with running(
@@ -79,6 +81,7 @@ async def elastic(
         active=RANKS,
         script=SCRIPT,
         arguments=("--steps", str(STEPS), *arguments),
+        more_config=more_config,
     ) as run:
         yield run
 
@@ -140,11 +143,15 @@ def _loss(line: dict[str, str]) -> float:
     return float.fromhex(line["loss"])
 
 
+@pytest.mark.parametrize(
+    "config", ["", thorough('[shadow]\nmirror = "gradients"\n')], ids=["usual", "gradients"]
+)
 async def test_a_rank_is_adopted_and_given_to_the_standby_that_comes(
-    tmp_path: Path, redis: EmbeddedRedis, golden: Undisturbed
+    config: str, tmp_path: Path, redis: EmbeddedRedis, golden: Undisturbed
 ) -> None:
-    """Training goes on at once; the global batch stays, and so does the stream of each rank."""
-    async with elastic(tmp_path, redis, "backward@2:9=kill") as run:
+    """Training goes on at once; the global batch stays, and so does the stream of each rank. An
+    adopted rank is always followed by its outputs."""
+    async with elastic(tmp_path, redis, "backward@2:9=kill", more_config=config) as run:
         (lost,) = await shrunk(run, 2)
         (grown,) = await come_back(run, "h2")
 

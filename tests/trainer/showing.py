@@ -12,7 +12,7 @@ from tests.trainer.tailing import Source
 from tests.trainer.wire import Ear, linked
 from tmd.core.values.limits import ShadowLimits
 from tmd.fabric import Link
-from tmd.trainer.protocol.frames import Begin, Boundary
+from tmd.trainer.protocol.frames import Begin, Boundary, ShadowRequest
 from tmd.trainer.shadow.output_load import OutputLoad
 from tmd.trainer.shadow.source_context import SourcePace
 
@@ -41,9 +41,9 @@ class Show(Source):
         self.ear = Ear(far)
         self._near, self._limits = near, limits
 
-    def open(self, plan: str) -> None:
-        """Let the joiner shadow the rank, for ``plan`` or as a hot standby."""
-        self.shown = self.show(self._near, self._limits, plan)
+    def open(self, request: ShadowRequest) -> None:
+        """Let the joiner shadow the rank."""
+        self.shown = self.show(self._near, self._limits, request)
 
     def pause(self, enough: Callable[[], bool]) -> None:
         """A step with a window that stays open briefly, or until a condition holds."""
@@ -77,6 +77,7 @@ def show(
     pace: SourcePace | None = None,
     load: OutputLoad | None = None,
     plan: str = "plan",
+    adopted: bool = False,
 ) -> Iterator[Show]:
     """``load``: whether the outputs fit the link; they do if it is not given."""
     script = script or Script(1)
@@ -84,7 +85,7 @@ def show(
     with linked(buffer=buffer) as (near, far):
         made = Show(script, near, far, limits, pace)
         made.load = load or made.load
-        made.open(plan)
+        made.open(ShadowRequest(plan, 0, adopted))
         try:
             yield made
         finally:

@@ -41,6 +41,7 @@ from tmd.trainer.state.window import Window
 LIMITS = ShadowLimits(copy_mb_s=1e-6, lag=1e9)
 """A byte in a second: no unit is sent before the clock advances. And no lag is too large."""
 LONG = 1e6
+MOVE = ShadowRequest("plan", 0)
 
 Picture = dict[str, str]
 
@@ -88,9 +89,11 @@ class Source:
         self.pictures: dict[int, Picture] = {}
         self._look()
 
-    def show(self, link: Link, limits: ShadowLimits = LIMITS, plan: str = "plan") -> ShadowSource:
+    def show(
+        self, link: Link, limits: ShadowLimits = LIMITS, request: ShadowRequest = MOVE
+    ) -> ShadowSource:
         context = SourceContext(self.units, self.window, limits, Meter(), self.load)
-        self.mirror = ShadowSource(link, ShadowRequest(plan, 0), context, self._pace)
+        self.mirror = ShadowSource(link, request, context, self._pace)
         shown = self.mirror
         self.script.before = lambda number: shown.before_optimizer(self.step, number)
         return shown
@@ -189,16 +192,14 @@ class Telling(ShadowReceiver):
 class Joiner(Facts):
     """A worker that shadows the source, in a separate thread."""
 
-    def __init__(
-        self, script: Script, link: Link, kind: type[Watched], *, adopted: bool = False
-    ) -> None:
+    def __init__(self, script: Script, link: Link, kind: type[Watched]) -> None:
         super().__init__()
         self.script = script
         self.units = Units(script.registry())
         self.fabric = Fabric("joiner", KEY)
         self.fabric.sandbox(Neutral(), 0, 1)
         me = member(self.fabric)
-        directive = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0, adopted)
+        directive = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
         self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
@@ -299,8 +300,6 @@ class Pair:
         far: Link,
         clock: Clock,
         kind: type[Watched],
-        *,
-        adopted: bool,
     ) -> None:
         self.clock = clock
         self._near = near
@@ -308,7 +307,7 @@ class Pair:
         self.source = Source(make(1), pace=pace)
         script = make(2)
         script.train(range(100, 102))
-        self.joiner = Joiner(script, far, kind, adopted=adopted)
+        self.joiner = Joiner(script, far, kind)
 
     def meet(self) -> None:
         """The joiner asks; its state arrives one unit at a time, two steps between two units."""
@@ -409,17 +408,12 @@ class Pair:
 
 @contextmanager
 def pair(
-    make: Callable[[int], Script],
-    *,
-    trained: int = 3,
-    kind: type[Watched] = Moved,
-    adopted: bool = False,
+    make: Callable[[int], Script], *, trained: int = 3, kind: type[Watched] = Moved
 ) -> Iterator[Pair]:
-    """``make(seed)`` builds the script; the source has ``trained`` steps behind it. ``adopted``:
-    the joiner takes a rank that another one has adopted."""
+    """``make(seed)`` builds the script; the source has ``trained`` steps behind it."""
     clock = Clock()
     with linked() as (near, far):
-        made = Pair(make, near, far, clock, kind, adopted=adopted)
+        made = Pair(make, near, far, clock, kind)
         try:
             made.source.train(trained)
             yield made

@@ -25,7 +25,7 @@ from tmd.trainer.protocol.frames import (
 )
 from tmd.trainer.shadow.output_load import LARGE, LinkRate, OutputLoad
 from tmd.trainer.shadow.receiver import CopyInstead
-from tmd.trainer.shadow.source import BEHIND
+from tmd.trainer.shadow.source import BEHIND, HANDED_OVER
 from tmd.trainer.state.data import Position
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,40 +51,56 @@ def loaded(*steps: tuple[float, int]) -> OutputLoad:
         load.add(outputs(size // 2))
         load.add(outputs(size // 2))
         now += seconds
-    load.begin(now)
+        load.end(now)
     return load
 
 
 def test_outputs_may_take_half_of_the_link() -> None:
-    """The step with the most bytes per second counts, whether it is the last one or not."""
+    """Steps count together, since the source has memory for those of a single one."""
     load = loaded((2.0, 400), (2.0, 4000), (2.0, 400))
 
-    assert load.excess(4000.0) == ""
-    assert "more than half" in load.excess(3999.0)
+    assert load.excess("plan", 0, 1600.0) == ""
+    assert "exceed half" in load.excess("plan", 0, 1599.0)
 
 
-def test_the_first_step_is_counted_from_its_beginning() -> None:
-    """Outputs of a step whose beginning was not seen prove nothing."""
-    load = OutputLoad(ShadowLimits())
+def test_only_steps_in_which_a_joiner_is_copied_count() -> None:
+    """Of the others the outputs are not added up, so that their time must not count either."""
+    load = loaded((2.0, 4000))
+    load.end(500.0)
     load.add(outputs(1 << 20))
-    load.begin(5.0)
+    load.begin(900.0)
+    load.end(902.0)
 
-    assert load.excess(1.0) == ""
+    assert load.excess("plan", 0, 2000.0) == ""
+    assert "exceed half" in load.excess("plan", 0, 1999.0)
+
+
+def test_gradients_must_be_much_less_than_outputs() -> None:
+    """Those of DDP are as large, so that the joiner had better compute its steps itself."""
+    load = loaded((2.0, 4000))
+
+    assert load.excess("plan", 2001, 1.0) == ""
+    assert load.excess("plan", 2000, 1.0)
+    assert not load.spares(2001)
+    assert load.spares(2000)
+    assert not OutputLoad(ShadowLimits()).spares(0), "no step was counted"
 
 
 def test_a_link_that_was_not_measured_gets_all_outputs() -> None:
-    assert loaded((1.0, 1 << 20)).excess(0.0) == ""
+    assert loaded((1.0, 1 << 20)).excess("plan", 0, 0.0) == ""
 
 
-def test_outputs_that_did_not_fit_once_are_not_tried_again() -> None:
+def test_outputs_that_did_not_fit_are_not_tried_again_in_the_same_plan() -> None:
+    """The next one may have another joiner, with another link."""
     load = OutputLoad(ShadowLimits())
-    load.overflow()
+    load.overflow("plan")
 
-    assert "exceeded a link before" in load.excess(1e12)
+    assert load.excess("plan", 0, 1e12) == "its outputs have exceeded the link"
+    assert load.excess("next", 0, 1e12) == ""
 
 
 def test_the_configuration_may_choose_gradients() -> None:
-    assert chosen().excess(0.0) == '[shadow] mirror = "gradients"'
+    assert chosen().excess("plan", 1, 0.0) == '[shadow] mirror = "gradients"'
 
 
 def test_only_large_frames_show_the_rate_of_a_link() -> None:
@@ -141,7 +157,8 @@ def test_a_joiner_in_step_still_gets_gradients() -> None:
 
 def test_outputs_that_pile_up_are_followed_by_gradients_at_the_next_try() -> None:
     """The joiner of a plan may come back, and nothing that it cannot use is sent before."""
-    with show(limits=structs.replace(FAST, staging_mb=8), buffer=UNREAD) as s:
+    narrow = structs.replace(FAST, staging_mb=8)
+    with show(limits=narrow, buffer=UNREAD, load=loaded((1.0, 1 << 20))) as s:
         s.arrive()
         s.ear.may_read.clear()
         s.until_over(lambda: s.shown.output("0", "allreduce", outputs(400_000)))
@@ -150,7 +167,41 @@ def test_outputs_that_pile_up_are_followed_by_gradients_at_the_next_try() -> Non
 
         assert last == Dropped(BEHIND, final=False)
         assert len(s.ear.of(Output)) * 400_000 < 6_000_000
-        assert s.load.excess(0.0)
+        assert s.load.excess("plan", 0, 0.0)
+
+
+def test_a_joiner_that_was_in_step_does_not_come_back() -> None:
+    """It is slow, since its link has carried the outputs before."""
+    narrow = structs.replace(FAST, staging_mb=8)
+    with show(limits=narrow, buffer=UNREAD, load=loaded((1.0, 1 << 20))) as s:
+        s.arrive()
+        s.ear.say(Settled(s.step))
+        s.ear.until(lambda: s.shown.holds(s.step + 1))
+        s.ear.may_read.clear()
+        s.until_over(lambda: s.shown.output("0", "allreduce", outputs(400_000)))
+        s.ear.end()
+
+        assert s.ear.received[-1][0] == Dropped(BEHIND, final=True)
+
+
+def test_a_slow_link_is_found_while_the_state_is_copied() -> None:
+    with show(load=loaded((1.0, 1 << 20))) as s:
+        s.shown._link_rate.sent(LARGE, LARGE / 2e6)
+        s.arrive()
+
+        assert s.ear.of(GradientsOnly) == [
+            GradientsOnly(
+                "the 1 MB of outputs in a step of 1 s exceed half of the 2 MB/s of the link"
+            )
+        ]
+
+
+def test_an_adopted_rank_is_followed_by_its_outputs() -> None:
+    """Its holder stays, and compares no state at the switch."""
+    with show(load=chosen(), adopted=True) as s:
+        s.arrive()
+
+        assert s.shown.live
 
 
 def test_gradients_that_pile_up_end_the_shadow() -> None:
@@ -177,9 +228,28 @@ def test_hand_over_concerns_only_those_that_follow_gradients() -> None:
     with show() as s:
         s.arrive()
         s.shown.hand_over(s.step, Position(0, s.step))
+        live = s.shown.live
+        s.shown.drop("the test is over")
+        s.ear.end()
 
-        assert s.shown.live
+        assert live
         assert s.ear.of(HandOver) == []
+
+
+def test_without_room_for_the_last_frames_the_joiner_gets_the_whole_state() -> None:
+    """It has won the vote, so that it must not refuse."""
+    narrow = structs.replace(FAST, staging_mb=8)
+    with show(Script(1, build=wide), narrow, buffer=UNREAD, load=chosen()) as s:
+        s.arrive()
+        s.ear.may_read.clear()
+        while s.shown._outbox.put(HandOver(0), outputs(400_000)):
+            pass
+        while s.shown._outbox.put(HandOver(0), outputs(64)):
+            pass
+        s.shown.hand_over(s.step, Position(0, s.step))
+        s.ear.end()
+
+        assert s.ear.received[-1][0] == Dropped(HANDED_OVER, final=False)
 
 
 # --- the joiner's side ----------------------------------------------------------------------------
@@ -215,20 +285,23 @@ def test_gradients_lead_to_the_same_bits_up_to_the_switch(make: Callable[[int], 
     with pair(make) as p:
         by_gradients(p)
         followed(p, 3)
-        p.joiner.may_go_on.clear()
-        p.source.train(3)
-        p.joiner.may_go_on.set()
-        followed(p, 2)
         source, joiner = p.source, p.joiner
+        joiner.may_go_on.clear()
+        behind = joiner.at
+        source.train(3)
+        joiner.until(lambda: joiner.shadow.newest_boundary() == source.step - 1)
+        joiner.may_go_on.set()
+        followed(p, 2)
         assert source.mirror is not None
         source.mirror.hand_over(source.step, Position(0, source.step))
         joiner.until(lambda: joiner.won or joiner.error is not None)
 
         assert joiner.won
-        assert joiner.following.lacks_rest
+        assert joiner.following.needs_comparison
         assert joiner.following.step == source.step
         assert not joiner.following.has_state  # until the leaver has compared it
         assert joiner.computed == 0
+        assert behind + 2 not in joiner.pictures
         p.assert_equal()
         joiner._stand(source.step)
         p.assert_equal()
@@ -251,6 +324,14 @@ def test_in_step_only_after_gradients_led_to_an_equal_state() -> None:
         )
 
 
+def test_gradients_that_differ_later_are_told_from_those_that_never_fit() -> None:
+    """The operator may look at the optimizer, or at the machine."""
+    with pair(lambda seed: Averaged(seed, every=20), trained=2) as p:
+        by_gradients(p)
+        with pytest.raises(CopyInstead, match=r"another state after equal ones since step \d+: "):
+            followed(p, 60)
+
+
 def test_the_source_learns_at_each_step_where_the_joiner_is() -> None:
     """A switch waits for it."""
     with pair(lambda seed: Script(seed, build=normed)) as p:
@@ -268,13 +349,5 @@ def test_what_gradients_cannot_reproduce_is_copied_at_the_switch(
     """Training never waits for a whole copy whose next step the joiner could not follow either."""
     with pair(make) as p:
         by_gradients(p)
-        with pytest.raises(CopyInstead, match="gradients lead to another state: parameters"):
+        with pytest.raises(CopyInstead, match="they lead to another state: parameters"):
             followed(p, 60)
-
-
-def test_an_adopted_rank_is_not_followed_by_gradients() -> None:
-    """Its holder stays, and would compare nothing."""
-    with pair(Script, adopted=True) as p:
-        by_gradients(p)
-        with pytest.raises(CopyInstead, match="adopted"):
-            followed(p, 2)

@@ -179,6 +179,7 @@ def test_outputs_pile_up_only_to_the_bound() -> None:
         s.ear.end()
         last = s.ear.received[-1][0]
         assert isinstance(last, Dropped)
+        assert last.final
         assert "does not keep up" in last.reason
 
 

@@ -74,6 +74,8 @@ def _of_plans(expect: Expected, plans: Sequence[MigrationPlan]) -> list[str]:
     moved = {m.rank for p in plans if p.phase is Phase.DONE for m in p.moves}
     if expect.moved is not None and moved != set(expect.moved):
         found.append(f"ranks moved: {sorted(moved)} instead of {sorted(expect.moved)}")
+    done = [p for p in plans if p.kind is PlanKind.PLANNED and p.phase is Phase.DONE]
+    found += [f"'{p.how}' lacks '{expect.how}'" for p in done if expect.how not in p.how]
     if expect.outcome and not any(expect.outcome in p.outcome for p in plans):
         found.append(f"no plan ended with the words '{expect.outcome}'{_outcomes(plans)}")
     return found

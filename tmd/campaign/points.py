@@ -35,6 +35,7 @@ from tmd.fabric.runner import Runner
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import SHIFT
 from tmd.trainer.session.session import Session
+from tmd.trainer.shadow.planned import PlannedSession
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.shadow.source import ShadowSource
 from tmd.trainer.snapshots.snapshots import Snapshots
@@ -109,6 +110,7 @@ class Injector:
         _before(stream, "send_tensors", lambda *_: self.reach("sending"))
         _before(Units, "place", lambda *_: self.reach("copying"))
         _before(ShadowSession, "_follow", lambda *_: self.reach("tail"))
+        _before(PlannedSession, "_report_step", lambda *_: self.reach("following"))
         _before(ShadowSession, "computed", self._shadowing)
         _before(ShadowDriver, "_take", lambda *_: self.reach("taking"))
         _before(early_digest._Work, "_run", lambda work: self.reach(f"comparing-{work.step}"))

@@ -20,7 +20,7 @@ from tmd.schema import Invalid, Section
 POINTS = (
     *("data", "forward", "backward", "before-vote", "in-vote", "after-vote", "optimizer"),
     *("between", "preparing", "prepared", "copying", "tail", "shadowing", "taking", "arming"),
-    *("showing", "mirroring", "sending", "receiving", "synced", "left"),
+    *("following", "showing", "mirroring", "sending", "receiving", "synced", "left"),
 )
 """Fault points in a training process."""
 ALONE = (
@@ -202,6 +202,8 @@ class Expected(Section, frozen=True):
     """Maximum number of steps that are repeated."""
     outcome: str = ""
     """Words in the outcome of the last plan but one, or of the only one."""
+    how: str = ""
+    """Words that say how the joiners of each planned move that is done got their state."""
     decided_within_leases: NotNegative = 0.0
     """Bound for the repeats' median: from the fault to the stored plan, in lease lifetimes."""
 

@@ -10,21 +10,31 @@ from tmd.core.values.membership import Member
 
 LINK_SHARE = 0.5
 """Part of a link's rate that the outputs of a rank may take; a state and votes go over it, too."""
+GRADIENT_SHARE = 0.5
+"""Gradients are sent instead of outputs if they are at most this part of them."""
 
 
-def excess(outputs: float, rate: float) -> str:
-    """Why the outputs of a rank cannot be mirrored; empty if they can.
+def excess(outputs: float, gradients: float, step_s: float, rate: float) -> str:
+    """Why the outputs of a rank cannot be mirrored, and its gradients can; empty if not so.
 
     Args:
-        outputs: bytes per second of its collectives' outputs.
+        outputs: bytes of a step's collective outputs.
+        gradients: bytes of its final gradients.
+        step_s: duration of the step.
         rate: bytes per second that the link to the joiner has carried; 0 if not measured.
     """
-    if not rate or outputs <= LINK_SHARE * rate:
+    carried = LINK_SHARE * rate * step_s
+    if not carried or outputs <= carried or not spares(outputs, gradients):
         return ""
     return (
-        f"its collectives give {outputs / 1e6:.0f} MB/s, more than half of the {rate / 1e6:.0f} "
-        "MB/s of the link"
+        f"the {outputs / 1e6:.0f} MB of outputs in a step of {step_s:.2g} s exceed half of the "
+        f"{rate / 1e6:.0f} MB/s of the link"
     )
+
+
+def spares(outputs: float, gradients: float) -> bool:
+    """Whether a link has much less to carry if it gets gradients instead of outputs."""
+    return gradients <= GRADIENT_SHARE * outputs
 
 
 class ShadowStatus(Struct, frozen=True, gc=False):

@@ -46,6 +46,8 @@ class ShadowRequest(Struct, frozen=True, tag=True):
 
     plan: str
     rank: int
+    adopted: bool = False
+    """As in :class:`tmd.core.planning.directives.Prepare`."""
 
 
 class Begin(Struct, frozen=True, tag=True):
@@ -55,7 +57,7 @@ class Begin(Struct, frozen=True, tag=True):
 
 
 class Settled(Struct, frozen=True, tag=True):
-    """The joiner is in step and needs no more tails and few digests.
+    """The joiner is in step. It needs few digests, and no more tails if it gets outputs.
 
     In a planned move it is sent again after each step: the joiner's state is that at the start of
     ``step``. Earlier releases leave it 0, which says nothing.

@@ -48,11 +48,11 @@ class CopiedState:
         )
         values = unflatten(tail.values, iter(tensors[len(tail.units) :]))
         try:
-            # The rank may be in a later call, before which it has added a parameter group.
+            # The rank may be in a later batches() call, and have added a parameter group before it.
             self._units.set_values(tail.optimizer, values)
             optimizer.step()
         except Exception as error:
-            # The digest shows any failure of the optimizer, and then all is copied.
+            # The digest shows any failure of the optimizer.
             log.info("%s does not support tails: %s", type(optimizer).__name__, error)
         for number in own:
             params[number].grad = None

@@ -1,6 +1,6 @@
 """Measures whether a link can carry all outputs of this rank's collectives.
 
-If it cannot, a joiner gets only the gradients: a copy in time, since training never waits for it.
+If it cannot, and the gradients are much smaller, the joiner of a planned move gets only these.
 """
 
 from __future__ import annotations
@@ -11,51 +11,68 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tmd.core.values.limits import ShadowLimits
-from tmd.core.values.shadows import excess
+from tmd.core.values.shadows import excess, spares
 
-LARGE = 8 << 20
-"""Bytes of a frame from which its time shows the rate of the link: the kernel's buffers take
-smaller ones at once."""
+LARGE = 64 << 20
+"""Smallest frame, in bytes, whose time shows the rate of a link: a large part of a smaller one goes
+straight into the kernel's buffers."""
 
 
 class OutputLoad:
-    """What this rank's collectives put out while a joiner is copied, and what its links carry."""
+    """Counts the outputs of this rank's collectives while its state is copied; for all joiners."""
 
     def __init__(self, limits: ShadowLimits) -> None:
         self._chosen = "" if limits.mirror == "auto" else f'[shadow] mirror = "{limits.mirror}"'
         self._adding = threading.Lock()
-        self._bytes = 0
-        """Of the present step."""
+        self._present = 0
+        """Bytes of the present step so far."""
         self._began: float | None = None
-        """When the present step began; ``None`` before the first one."""
-        self._outputs = 0.0
-        """Most bytes per second of a step."""
-        self._overflowed = False
+        """When the present step began; ``None`` if it is not counted."""
+        self._steps, self._bytes, self._seconds = 0, 0, 0.0
+        """Of all counted steps."""
+        self._overflowed: set[str] = set()
+        """Plans whose outputs have exceeded a link."""
 
     def begin(self, at: float) -> None:
-        """A step begins while a joiner is copied. ``at``: monotonic seconds."""
+        """A step begins, during which the state is copied. ``at``: monotonic seconds."""
         with self._adding:
-            if self._began is not None and at > self._began:
-                self._outputs = max(self._outputs, self._bytes / (at - self._began))
-            self._bytes, self._began = 0, at
+            self._present, self._began = 0, at
+
+    def end(self, at: float) -> None:
+        """The present step has ended, if one is counted."""
+        with self._adding:
+            if self._began is not None:
+                self._steps += 1
+                self._bytes += self._present
+                self._seconds += at - self._began
+            self._began = None
 
     def add(self, outputs: Sequence[Tensor]) -> None:
         """A collective of the present step is complete (any thread)."""
         with self._adding:
-            self._bytes += sum(tensor.nbytes for tensor in outputs)
+            self._present += sum(tensor.nbytes for tensor in outputs)
 
-    def overflow(self) -> None:
-        """The outputs did not fit a link, though they should have (any thread)."""
-        self._overflowed = True
+    def spares(self, gradients: int) -> bool:
+        """Whether ``gradients`` bytes in each step are much less than the outputs."""
+        return bool(self._steps) and spares(self._bytes / self._steps, gradients)
 
-    def excess(self, rate: float) -> str:
-        """Why a joiner gets only gradients over a link of ``rate`` bytes per second (0: unknown);
-        empty if it gets all outputs."""
+    def overflow(self, plan: str) -> None:
+        """The outputs did not fit the link to a joiner of ``plan`` (any thread)."""
+        self._overflowed.add(plan)
+
+    def excess(self, plan: str, gradients: int, rate: float) -> str:
+        """Why a joiner of ``plan`` gets only gradients; empty if it gets all outputs.
+
+        Args:
+            gradients: bytes of the gradients of a step.
+            rate: bytes per second that the link has carried; 0 if unknown.
+        """
         if self._chosen:
             return self._chosen
-        if self._overflowed:
-            return "its outputs have exceeded a link before"
-        return excess(self._outputs, rate)
+        if plan in self._overflowed:
+            return "its outputs have exceeded the link"
+        count = max(self._steps, 1)
+        return excess(self._bytes / count, gradients, self._seconds / count, rate)
 
 
 class LinkRate:

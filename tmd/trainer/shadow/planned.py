@@ -1,7 +1,7 @@
 """The shadow of a rank that a planned move gives to this worker, up to the vote of the switch.
 
 If the source sends no outputs the shadow computes no step: it follows the tails, and is in step
-once its digest equals the source's after one. At the switch the leaver compares the whole state.
+once its digest equals the source's after one. At the switch the leaver compares the state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.fabric import Fabric
 from tmd.trainer.protocol.frames import (
     Begin,
-    DigestCheck,
+    Boundary,
     GradientsOnly,
     HandOver,
     Settled,
@@ -36,7 +36,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class PlannedSession(ShadowSession):
-    """Main thread, except :meth:`give_way`."""
+    """Used by the main thread only, except the inherited ``give_way`` (any thread)."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class PlannedSession(ShadowSession):
     ) -> None:
         super().__init__(directive, shadow, offer, units, fabric, limits)
         self._ticket = ticket(directive.membership)
-        self._adopted = directive.adopted
         self._tails_only = False
         self._first_tail: int | None = None
         """The first step whose tail was applied to the whole state."""
@@ -60,8 +59,8 @@ class PlannedSession(ShadowSession):
         return self._stage is ShadowStage.WON and not self.shadow.starved
 
     @property
-    def lacks_rest(self) -> bool:
-        """Whether the source still has to compare the state after the switch."""
+    def needs_comparison(self) -> bool:
+        """Whether the leaver still has to compare the state after the switch."""
         return self._tails_only
 
     def computed(self, step: int) -> None:
@@ -103,8 +102,12 @@ class PlannedSession(ShadowSession):
                     self._stage = ShadowStage.WON
             case _:
                 super()._take_in(arrival, feed)
-                if isinstance(arrival.frame, DigestCheck) and self._tails_only and self.has_state:
-                    self._report_step()
+
+    def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
+        super()._stand(frame, tensors, feed)
+        if self._tails_only:
+            # Before the digest, since a switch may wait.
+            self._report_step()
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         super()._follow(tail, tensors)
@@ -112,13 +115,7 @@ class PlannedSession(ShadowSession):
             self._first_tail = tail.step
 
     def _follow_tails(self, why: str) -> None:
-        """Compute no step from here on.
-
-        Raises:
-            CopyInstead: the rank is adopted. Its holder stays, and compares no state.
-        """
-        if self._adopted:
-            raise CopyInstead(f"an adopted rank moves only with all its outputs: {why}")
+        """Compute no step from here on."""
         self._tails_only = True
         self.note = f"by gradients only, since {why}"
         log.info("rank %d is followed %s", self.directive.plays, self.note)
@@ -136,7 +133,8 @@ class PlannedSession(ShadowSession):
             CopyInstead: the copy would be old after the next step, whose outputs do not come.
         """
         if self._tails_only:
-            raise CopyInstead(f"{self.note}, but gradients lead to another state: {where} differ")
+            after = f" after equal ones since step {self._first_tail}" if self._shown else ""
+            raise CopyInstead(f"{self.note}, but they lead to another state{after}: {where} differ")
         self.note = f"training waited for a whole copy, since the tail was wrong: {where} differ"
         log.warning("rank %d: %s", self.directive.plays, self.note)
         self._stage = ShadowStage.OWN_STEPS

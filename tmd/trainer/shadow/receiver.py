@@ -49,8 +49,10 @@ def ask(fabric: Fabric, directive: Prepare | ShadowRank) -> tuple[Link, Opening 
     """
     link = fabric.connect(directive.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
     try:
-        plan = directive.plan if isinstance(directive, Prepare) else ""
-        frames.send(link, frames.Envelope(frames.ShadowRequest(plan, directive.plays)))
+        request = frames.ShadowRequest("", directive.plays)
+        if isinstance(directive, Prepare):
+            request = frames.ShadowRequest(directive.plan, directive.plays, directive.adopted)
+        frames.send(link, frames.Envelope(request))
         link.patience(CONNECT_TIMEOUT_S)
         answer, _ = frames.receive(link)
         link.patience(0)

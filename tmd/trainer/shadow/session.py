@@ -7,6 +7,7 @@ already passed. A shadow is in step once its digest equals the source's after a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -143,8 +144,8 @@ class ShadowSession:
         return False
 
     @property
-    def lacks_rest(self) -> bool:
-        """Whether the source still has to compare the state after the switch."""
+    def needs_comparison(self) -> bool:
+        """Whether the leaver still has to compare the state after the switch."""
         return False
 
     @property
@@ -244,9 +245,10 @@ class ShadowSession:
             self._first_own = self._at
 
     def settle(self) -> None:
-        """Note that it is in step: it needs no more tails and few digests."""
-        self._stage = ShadowStage.SETTLED
-        self.shadow.send(Settled(self.step))
+        """Note that it is in step: it needs few digests, and no more tails if it gets outputs."""
+        self._stage = max(self._stage, ShadowStage.SETTLED)
+        with contextlib.suppress(LinkError):  # a broken link shows at the next frame, too
+            self.shadow.send(Settled(self.step))
 
     def jumps_no_more(self) -> None:
         """Compute every step here from now on."""

@@ -82,6 +82,8 @@ class ShadowSource:
         self._window = context.window
         self._meter = context.meter
         self._load, self._link_rate = context.load, LinkRate()
+        # A hot standby may have to finish a step. Of an adopted rank nobody compares the state.
+        self._needs_outputs = follow.adopted or not follow.plan
         self._copy = UnitCopy(units, limits.copy_mb_s * 1e6, self._pace.clock)
         self._outbox = Outbox(frames.staging_bound(limits, units))
         self._stage = SourceStage.OPENED
@@ -185,9 +187,12 @@ class ShadowSource:
         ``step``, and learns that the vote has given it the rank."""
         if self._stage is not SourceStage.TAILS:
             return
-        layout, tensors = self._units.rest()
-        self._put(Boundary(step, position, layout, self._units.graded), tensors)
-        self._put(frames.HandOver(step))
+        with self._harmless():
+            layout, tensors = self._units.rest()
+            last = Boundary(step, position, layout, self._units.graded)
+            # Without room for it the joiner gets the whole state.
+            if self._outbox.put(last, tensors):
+                self._outbox.put(frames.HandOver(step))
         self.drop(HANDED_OVER)
 
     def holds(self, step: int) -> bool:
@@ -217,18 +222,18 @@ class ShadowSource:
             with self._harmless():
                 self._put(Output(channel, op, given), outputs)
 
-    def drop(self, reason: str, *, final: bool = False) -> None:
+    def drop(self, reason: str, *, final: bool = False, queued: bool = True) -> None:
         """End the shadow and send the reason, if the joiner still listens.
 
-        Queued frames are still sent, since a hot standby may use them. With ``final`` (joiner or
-        state is unfit) they are discarded.
+        ``queued``: frames that wait are still sent, since a hot standby may use them; not with
+        ``final`` (joiner or state is unfit).
         """
         with self._staging:
             if self._stage is SourceStage.OVER:
                 return
             self._last_words = Dropped(reason, final)
             self._stage = SourceStage.OVER
-        if final:
+        if final or not queued:
             self._outbox.forget()
         self.wake()
 
@@ -257,17 +262,21 @@ class ShadowSource:
 
     def _arrive(self) -> None:
         """Everything is copied: choose what the joiner gets from here on."""
-        # A hot standby may have to finish a step, which takes the outputs. After a whole copy the
-        # tails are known to lead to another state.
-        why = self._load.excess(self._link_rate.bytes_per_s) if self.plan and self._tails else ""
+        why = ""
+        # After a whole copy the tails are known to lead to another state.
+        if self._tails and not self._needs_outputs:
+            rate = self._link_rate.bytes_per_s
+            why = self._load.excess(self.plan, self._units.nbytes, rate)
         self._enter(SourceStage.TAILS if why else SourceStage.LIVE)
         if why:
             log.info("plan %s: only gradients are mirrored: %s", self.plan, why)
             self._put(frames.GradientsOnly(why))
 
     def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
-        # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
-        check = not self._settled or bool(self.plan) or step % self._pace.check_every == 0
+        # A joiner of a plan may get the rank at any vote, so that each of its steps is compared. If
+        # it follows the tails it is compared after the vote.
+        each = not self._settled or (bool(self.plan) and self._stage is SourceStage.LIVE)
+        check = each or step % self._pace.check_every == 0
         layout, tensors = self._units.rest() if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
@@ -280,12 +289,12 @@ class ShadowSource:
     def _put(self, frame: Frame, tensors: Sequence[Tensor] = ()) -> None:
         if self._outbox.put(frame, tensors):
             return
-        # The joiner of a plan may come back, for the gradients.
-        again = bool(self.plan) and self._stage is SourceStage.LIVE
+        # It may come back, for the gradients.
+        early = self._stage is SourceStage.LIVE and not (self._settled or self._needs_outputs)
+        again = early and self._load.spares(self._units.nbytes)
         if again:
-            self._load.overflow()
-        self.drop(BEHIND, final=not again)
-        self._outbox.forget()
+            self._load.overflow(self.plan)
+        self.drop(BEHIND, final=not again, queued=False)
 
     def _wait_for_whole_copy(self) -> None:
         """The parameters do not change, since this thread, their only writer, waits here."""

@@ -67,9 +67,12 @@ class ShadowSources:
             self.drop_all(why, final=True)
         assert self._state.feed is not None
         position, quiet = self._state.feed.position, self._fabric.quiet
-        self._load.begin(time.monotonic())
+        now = time.monotonic()
+        self._load.end(now)
         for mirror in self._mirrors:
             mirror.at_boundary(step, position, quiet=quiet)
+        if any(mirror.copies for mirror in self._mirrors):
+            self._load.begin(now)
         self._window.open(step)
         for mirror in self._mirrors:
             mirror.wake()

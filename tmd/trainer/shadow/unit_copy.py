@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tmd.trainer.state.units import Units
 
 WHOLE_S = 60.0
-"""Longest time that training waits for a whole copy."""
+"""Time after which training waits for a whole copy only while bytes move at each look."""
 
 
 class UnitCopy:
@@ -53,8 +53,8 @@ class UnitCopy:
         self._moved += size
 
     def wait(self, stalled_s: float, look_s: float, over: Callable[[], bool]) -> bool:
-        """Wait until the copy is complete, or ``over``. Returns false if no byte has moved for
-        ``stalled_s``, or all of it takes longer than ``WHOLE_S``."""
+        """Wait until the copy is complete, or ``over()`` is true. Returns false if no byte has
+        moved for ``stalled_s``, or, after ``WHOLE_S``, since the last look."""
         seen, since = self._moved, self._clock()
         patience = since + WHOLE_S
         while not self.complete and not over():

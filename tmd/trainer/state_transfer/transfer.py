@@ -111,8 +111,8 @@ class StateTransfer:
     ) -> Rebuild | NextLoop | None:
         """Take over the state and the data position, or return an obstacle.
 
-        ``has_step``: the step at whose start this worker holds a replica's state, without the local
-        state of the rank. After a loss the state must be verified (``verification``).
+        ``has_step``: the step at whose start this worker has shadowed the rank, or a replica. It
+        lacks the local state. After a loss the state must be verified (``verification``).
 
         Raises:
             LinkError: the source is gone, or the take-over was cancelled.
@@ -147,6 +147,8 @@ class StateTransfer:
                 takeover.link = None
                 self._verification.verify_own(directive, link, digest)
             elif not (has and stream.has_same(link, self._state.digest(header.step))):
+                if has:
+                    log.warning("the shadowed state is not that of the source: all of it is copied")
                 self._state.place(offer.layouts, partial(stream.receive_tensors, link))
                 self._state.grade(header.graded)
         self._state.adopt(header.local)

@@ -57,7 +57,7 @@ class AfterShadow(Enum):
     REFUSE = auto()
     AWAIT_STATE = auto()
     BECOME_RANK = auto()
-    """It shadowed a replica and lacks only the rank's local state."""
+    """It shadowed a replica and lacks only the rank's local state, or it followed gradients."""
 
 
 class ShadowEnd(NamedTuple):
@@ -170,7 +170,7 @@ class ShadowDriver:
             needed = following.go_on(
                 feed, lambda: self._reporter.update(shadow=following.status(), now=False)
             )
-            if needed is None:
+            if needed is None and not following.has_switched:
                 return self._tell(following)
         except StateMismatch as error:
             return self._unfit(following, error)
@@ -289,7 +289,7 @@ class ShadowDriver:
         directive, status = following.directive, following.status()
         assert isinstance(directive, Prepare)
         other = directive.plays != directive.rank
-        if following.lacks_rest or (other and not directive.adopted):
+        if following.needs_comparison or (other and not directive.adopted):
             return ShadowEnd(AfterShadow.BECOME_RANK)
         following.take()
         self.following = None

@@ -19,12 +19,13 @@ NEWS_S = 15.0
 
 
 def can_stand_in(following: ShadowSession | None) -> bool:
-    """Whether this worker has the state of a rank that is lost, as far as it knows."""
+    """Whether, as far as it knows, the rank that this worker follows is lost and its state is
+    here."""
     if following is None or not (following.keeps_shadowing and following.has_state):
         return False
     if following.shadow.mismatch:
         return False
-    # A rank that ended the shadow itself lives: its step broke since another one was lost.
+    # If the rank itself ended the shadow it is alive: its step broke because another rank was lost.
     return not isinstance(following.shadow.lost, ShadowLost)
 
 
