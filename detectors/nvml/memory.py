@@ -13,8 +13,8 @@ from .report import NvmlReport
 
 NOT_KEPT = "nvml.gpus_not_kept"
 RISK = (
-    "the GPUs that the driver has shown cannot be saved, so a restart may overlook a GPU or NVLink "
-    "that is lost, or memory errors"
+    "the list of GPUs that the driver has shown cannot be saved, so the daemon may overlook a lost "
+    "GPU or NVLink, or memory errors, after its next start"
 )
 
 

@@ -1,6 +1,6 @@
 """SIGHUP: applies the settings that may change at runtime and reports those that may not.
 
-Detectors, policies, the switch of 'tmd inject' and the log are reloaded; other settings need a
+The settings of detectors, policies, plug-ins, 'tmd inject' and the log are reloaded; others need a
 restart. An invalid configuration changes nothing.
 """
 

@@ -1,7 +1,7 @@
 """Lets a write wait until a replica of Redis has it, where there is one.
 
-A fail-over loses what no replica has. The wait is bounded: a job must recover also while a replica
-lags.
+When Redis fails over, writes that none of its replicas has are lost. The wait is bounded, since a
+job must recover even while a replica of Redis lags.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ log = structlog.get_logger("tmd.store")
 
 LONGEST_S = 0.5
 SHARE = 0.25
-"""Of the time within which Redis must answer: the longest wait, if that is shorter."""
+"""The longest wait is this share of the time within which Redis must answer, or ``LONGEST_S`` if
+that is shorter."""
 PROBE_SHARE = 0.05
-"""Of the longest wait: the one for a replica of which nothing is known. It is short, since most
-servers have none, and a lease runs meanwhile."""
+"""A wait that only looks for a replica takes this share of the longest one. It is short, since most
+servers have no replica, and a lease runs meanwhile."""
 PROBE_EVERY_S = 3.0
 UNASKED_S = 10.0
 """A write looks for a replica if nothing has looked for so long. A leader looks between its writes
@@ -83,10 +84,10 @@ class Replication:
         return await self._waited(wait_ms, "EVAL", lean(script), len(keys), *keys, *args)
 
     async def probe(self, key: str) -> None:
-        """Look for a replica where none is known, and whether one has caught up where one lagged.
+        """Look for a replica if none is known; if one lagged, check whether it has caught up.
 
-        It writes ``key``: WAIT is about writes of its own connection. All earlier ones reach a
-        replica before it.
+        The probe writes ``key``, since WAIT covers only the writes of its own connection. Replicas
+        apply writes in order, so that one with the key has every earlier write.
         """
         if (self.problem or self._replica is not Replica.EXPECTED) and self._is_due(PROBE_EVERY_S):
             await self._waited(self._probe_ms, "SET", key, b"1", "PX", KEPT_MS)

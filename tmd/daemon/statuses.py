@@ -24,7 +24,7 @@ class KnownStatus(NamedTuple):
     """What was read of one host."""
 
     text: bytes | None
-    """``None``: no member wrote it."""
+    """``None``: no daemon of the cluster has sealed it."""
     status: HostStatus | None = None
     later: bool = False
     """Whether this version cannot decode it."""
@@ -55,7 +55,8 @@ class StatusReader:
 
     @property
     def unverified(self) -> list[str]:
-        """Hosts whose latest reading was written by no member."""
+        """Hosts whose latest reading gave no usable status: it was not sealed with the cluster's
+        secret, or stands under the name of another host."""
         return self.new(self._known)
 
     def read(

@@ -39,7 +39,7 @@ class Machine(Struct):
     follows_from: float = 0.0
     """Time from which its shadow is in step."""
     ready: bool = False
-    """Whether its worker, a joiner, has done what the plan asks for."""
+    """Whether its worker has done what the plan asks for."""
 
 
 class Situation(Struct):
@@ -127,7 +127,8 @@ def _host(situation: Situation, host: str, machine: Machine, status: WorkerStatu
 
 
 def _halted(situation: Situation, record: JobRecord, step: int) -> dict[str, WorkerStatus]:
-    """Survivors name the workers to which their links broke; synced joiners say so."""
+    """Survivors name the workers to which their links broke. In phase SYNC every ready member
+    reports SYNCED."""
     plan, members = situation.plan, record.membership.members
     up = {m.worker: m for m in situation.machines.values() if m.worker}
     joiners = [m.joiner for m in plan.moves if m.joiner] if plan is not None else []
@@ -236,16 +237,17 @@ def _status(
 
 
 def _kept(situation: Situation, rank: int) -> tuple[Kept, ...]:
-    """Its own copy, and that of the rank for which the next host keeps a second one."""
+    """The copy of its own state, and the second copy that it keeps of the previous rank's."""
     every, step = situation.every, situation.reached
     if not every:
         return ()
-    # After a switch the job may have been ahead of where a loss then finds it.
+    # A loss may halt the job at a step before the one that was recorded at the switch.
     newest = max(step - step % every, min(situation.snapshot, step))
     return (Kept(rank, newest), Kept((rank - 1) % situation.job.hosts, newest))
 
 
 @lru_cache(maxsize=4096)
 def _every(first: int, stop: int, step: int) -> tuple[int, ...]:
-    """One value for all ranks with equal replicas: a snapshot of a thousand hosts has as many."""
+    """One shared tuple for all ranks with the same replicas: a view of a thousand hosts has a
+    thousand of them."""
     return tuple(range(first, stop, step))
