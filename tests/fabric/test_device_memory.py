@@ -67,16 +67,19 @@ def test_each_group_has_a_need_of_its_own() -> None:
         built(memory, card, "large", takes=600, beside=True)
 
 
-def test_what_training_allocates_meanwhile_is_no_need() -> None:
-    card = Card(1000)
+@pytest.mark.parametrize("odd", [700, 1], ids=["allocates", "frees"])
+def test_what_training_does_meanwhile_is_no_need(odd: int) -> None:
+    """The median of several builds counts."""
+    card = Card(5000)
     memory = BuildMemory(card.read)
-    built(memory, card, takes=700, beside=False)
-    card.free = 1000
-    built(memory, card, takes=100, beside=True)
-    card.free = 150
-    built(memory, card, takes=100, beside=True)
+    for takes in (odd, 100, 100):
+        built(memory, card, takes=takes, beside=False)
+    card.free = 100
+    memory.check("g", GPU)
+    card.free = 99
 
-    assert card.free == 50
+    with pytest.raises(RuntimeError, match="a second set"):
+        memory.check("g", GPU)
 
 
 def test_what_training_frees_meanwhile_hides_no_need() -> None:

@@ -3,11 +3,16 @@ then run short."""
 
 from __future__ import annotations
 
+import statistics
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+BUILDS = 5
+"""Number of builds of a group that are remembered."""
 
 
 def free_on(device: torch.device) -> int:
@@ -18,8 +23,8 @@ def free_on(device: torch.device) -> int:
 class BuildMemory:
     """What the builds of one worker have taken, by group. Thread-safe.
 
-    Training allocates and frees meanwhile, and so may other processes on the same device: of
-    several builds the one that took least counts.
+    Training allocates and frees meanwhile, and so may other processes on the same device: the
+    median of the latest builds counts.
 
     Args:
         free: returns the free bytes of a device.
@@ -28,7 +33,7 @@ class BuildMemory:
     def __init__(self, free: Callable[[torch.device], int] = free_on) -> None:
         self._free = free
         self._changing = threading.Lock()
-        self._taken: dict[str, int] = {}
+        self._taken: defaultdict[str, list[int]] = defaultdict(list)
 
     def check(self, group: str, device: torch.device) -> None:
         """Check that ``group`` fits beside the one that training uses.
@@ -36,7 +41,7 @@ class BuildMemory:
         Raises:
             RuntimeError: there is not enough memory.
         """
-        need, free = self._taken.get(group, 0), self._free(device)
+        need, free = statistics.median(self._taken[group] or [0]), self._free(device)
         if free < need:
             raise RuntimeError(
                 f"a second set of communicators needs some {need / 1e6:.0f} MB of the memory of "
@@ -50,4 +55,4 @@ class BuildMemory:
         yield
         if (took := before - self._free(device)) > 0:
             with self._changing:
-                self._taken[group] = min(took, self._taken.get(group, took))
+                self._taken[group] = [*self._taken[group][1 - BUILDS :], took]

@@ -153,12 +153,6 @@ class Generations:
         self._abandoned = [each for each in self._abandoned if each.running]
         return self._abandoned
 
-    @property
-    def building(self) -> bool:
-        """Whether the next epoch's groups are being built, or a dropped build has not ended."""
-        with self._changing:
-            return bool(self._running) or (self._next is not None and self._next.running)
-
     def prepare(
         self,
         views: Sequence[GroupView],

@@ -65,7 +65,7 @@ class Arming:
         status: Callable[[], WorkerStatus],
     ) -> Arming:
         """The arming of the worker of ``fabric``, whose groups are built beside training."""
-        watch = BuildWatch.over(fabric, status)
+        watch = BuildWatch(status)
 
         def build(order: Arm, done: Callable[[str], None]) -> None:
             rank = order.membership.rank_of(fabric.worker)
@@ -74,7 +74,11 @@ class Arming:
                 return done("" if rank is None else obstacle)
             watch.build(partial(fabric.build_ahead, order.membership, rank), done)
 
-        return cls(tell, build, fabric.generations.discard)
+        def discard(later: Membership) -> None:
+            watch.drop()
+            fabric.generations.discard(later)
+
+        return cls(tell, build, discard)
 
     def obey(self, directive: Directive, status: WorkerStatus) -> None:
         """Arm or disarm under ``directive``."""
