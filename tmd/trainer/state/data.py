@@ -23,7 +23,7 @@ from tmd.trainer.state.loading import (
     seed_own_generators,
     seeded_workers,
 )
-from tmd.trainer.state.placing import DataPlace, Loader, is_function, placed
+from tmd.trainer.state.placing import DataPlace, Loader, is_function, placed, refuse_fixed
 from tmd.trainer.state.read_ahead import without_read_ahead
 from tmd.trainer.state.seeds import mixed, seed_all
 
@@ -337,9 +337,12 @@ class Feed:
             self._open(0)
         assert self._source is not None
         purpose = f"data {number}" if number else "data"
-        self._seed(*((step, purpose) if self._drawn else (self.call, "first")))
-        self._drawn = True
+        first, self._drawn = not self._drawn, True
+        self._seed(*((self.call, "first") if first else (step, purpose)))
         batch = next(self._source)
+        if first:
+            assert self._opened_at is not None
+            refuse_fixed(self._loader, self._opened_at)
         self._taken += 1
         return batch
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -23,9 +21,6 @@ class DataPlace(NamedTuple):
 
 NUMBERS = ("world_size", "num_replicas", "num_ranks")
 """Names by which a sampler or a stream keeps the number of ranks."""
-_opened: dict[int, weakref.ref[object]] = {}
-"""Samplers and streams, by identity, that kept no rank when they were first opened. One that keeps
-a rank later has read it when it was iterated, and reads it again in a joiner."""
 DEPTH = 3
 """Samplers around samplers that are looked at."""
 Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
@@ -52,8 +47,7 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
             "session.batches(lambda place: make_loader(place.part, place.parts, state))"
         )
     _seed_by_part(getattr(loader, "base_dataloader", loader), place.part)
-    found = list(pieces(loader))
-    for each in found:
+    for each in pieces(loader):
         if isinstance(each, DistributedSampler):
             _check(each, each.num_replicas, place)
             each.rank = place.part
@@ -66,16 +60,27 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
                 "iterated, but a joiner begins alone: use "
                 "DataLoaderConfiguration(use_seedable_sampler=True)"
             )
-        elif place.parts == 1 or _was_opened(each):
-            pass
-        elif (rank := _fixed_rank(each, place.parts)) is not None:
+    refuse_fixed(loader, place)
+    return cast("Iterable[Any]", loader)
+
+
+def refuse_fixed(loader: Loader, place: DataPlace) -> None:
+    """Check that no part of ``loader`` keeps a rank. One may do so from its first batch on.
+
+    Raises:
+        ValueError: the data are fixed for one rank.
+    """
+    if place.parts == 1 or is_function(loader):
+        return
+    for each in pieces(loader):
+        if isinstance(each, DistributedSampler) or _is_shard(each):
+            continue
+        if (rank := _fixed_rank(each, place.parts)) is not None:
             raise ValueError(
-                f"the data of {type(each).__name__} were fixed for rank {rank} when it was built, "
-                "but a worker's rank can change: pass a function that builds the loader, as in "
+                f"the data of {type(each).__name__} are fixed for rank {rank}, but a worker's rank "
+                "can change: pass a function that builds the loader, as in "
                 "session.batches(lambda place: make_loader(place.part, place.parts))"
             )
-    _note_opened(found)
-    return cast("Iterable[Any]", loader)
 
 
 def undivided(loader: Loader) -> str:
@@ -147,22 +152,6 @@ def _fixed_rank(value: object, parts: int) -> int | None:
 
 def _one_of(sizes: set[int], number: object) -> bool:
     return isinstance(number, int) and number in sizes
-
-
-def _was_opened(value: object) -> bool:
-    known = _opened.get(id(value))
-    return known is not None and known() is value
-
-
-def _note_opened(values: Iterable[object]) -> None:
-    for value in values:
-        with contextlib.suppress(TypeError):  # not each object can be referred to
-            _opened[id(value)] = weakref.ref(value, partial(_forget, id(value)))
-
-
-def _forget(number: int, gone: object) -> None:
-    if _opened.get(number) is gone:
-        del _opened[number]
 
 
 def _check(divided: object, parts: int, place: DataPlace) -> None:
