@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from msgspec import structs
-from torch import Tensor, zeros
+from torch import Tensor, nn, zeros
 
 from tests.trainer.scripts import Averaged, Closed, Script, Sparse, normed
 from tests.trainer.showing import FAST, UNREAD, show, wide
@@ -46,12 +46,12 @@ def outputs(size: int) -> list[Tensor]:
 def loaded(*steps: tuple[float, int]) -> OutputLoad:
     """After steps of so many seconds, in which collectives gave so many bytes."""
     load, now = OutputLoad(ShadowLimits()), 100.0
-    for seconds, size in steps:
-        load.begin(now)
+    for step, (seconds, size) in enumerate(steps):
+        load.begin(step, now)
         load.add(outputs(size // 2))
         load.add(outputs(size // 2))
         now += seconds
-        load.end(now)
+        load.end(step, now)
     return load
 
 
@@ -64,12 +64,15 @@ def test_outputs_may_take_half_of_the_link() -> None:
 
 
 def test_only_steps_in_which_a_joiner_is_copied_count() -> None:
-    """Of the others the outputs are not added up, so that their time must not count either."""
+    """Of the others the outputs are not added up, so that their time must not count either, not
+    even after a copy that was given up in the middle of a step."""
     load = loaded((2.0, 4000))
-    load.end(500.0)
+    load.end(7, 500.0)
+    load.begin(10, 600.0)
+    load.end(70, 9000.0)
     load.add(outputs(1 << 20))
-    load.begin(900.0)
-    load.end(902.0)
+    load.begin(80, 9900.0)
+    load.end(80, 9902.0)
 
     assert load.excess("plan", 0, 2000.0) == ""
     assert "exceed half" in load.excess("plan", 0, 1999.0)
@@ -113,6 +116,13 @@ def test_only_large_frames_show_the_rate_of_a_link() -> None:
 
     assert unknown == 0
     assert rate.bytes_per_s == LARGE
+
+
+def averaging() -> nn.Module:
+    """Its buffers have megabytes."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 65536), nn.Linear(65536, 1))
+    model.register_buffer("averages", zeros(1 << 20))
+    return model
 
 
 # --- the rank's side ------------------------------------------------------------------------------
@@ -239,7 +249,7 @@ def test_hand_over_concerns_only_those_that_follow_gradients() -> None:
 def test_without_room_for_the_last_frames_the_joiner_gets_the_whole_state() -> None:
     """It has won the vote, so that it must not refuse."""
     narrow = structs.replace(FAST, staging_mb=8)
-    with show(Script(1, build=wide), narrow, buffer=UNREAD, load=chosen()) as s:
+    with show(Script(1, build=averaging), narrow, buffer=UNREAD, load=chosen()) as s:
         s.arrive()
         s.ear.may_read.clear()
         while s.shown._outbox.put(HandOver(0), outputs(400_000)):
@@ -250,6 +260,8 @@ def test_without_room_for_the_last_frames_the_joiner_gets_the_whole_state() -> N
         s.ear.end()
 
         assert s.ear.received[-1][0] == Dropped(HANDED_OVER, final=False)
+        assert s.ear.of(Boundary)[-1].step < s.step
+        assert HandOver(s.step) not in s.ear.of(HandOver)
 
 
 # --- the joiner's side ----------------------------------------------------------------------------

@@ -26,25 +26,26 @@ class OutputLoad:
         self._adding = threading.Lock()
         self._present = 0
         """Bytes of the present step so far."""
-        self._began: float | None = None
-        """When the present step began; ``None`` if it is not counted."""
+        self._began: tuple[int, float] | None = None
+        """The present step, and when it began; ``None`` if it is not counted."""
         self._steps, self._bytes, self._seconds = 0, 0, 0.0
         """Of all counted steps."""
         self._overflowed: set[str] = set()
         """Plans whose outputs have exceeded a link."""
 
-    def begin(self, at: float) -> None:
-        """A step begins, during which the state is copied. ``at``: monotonic seconds."""
+    def begin(self, step: int, at: float) -> None:
+        """``step`` begins, during which the state is copied. ``at``: monotonic seconds."""
         with self._adding:
-            self._present, self._began = 0, at
+            self._present, self._began = 0, (step, at)
 
-    def end(self, at: float) -> None:
-        """The present step has ended, if one is counted."""
+    def end(self, step: int, at: float) -> None:
+        """``step`` has ended. It counts only if it was begun: a copy may have been given up long
+        ago."""
         with self._adding:
-            if self._began is not None:
+            if self._began is not None and self._began[0] == step:
                 self._steps += 1
                 self._bytes += self._present
-                self._seconds += at - self._began
+                self._seconds += at - self._began[1]
             self._began = None
 
     def add(self, outputs: Sequence[Tensor]) -> None:

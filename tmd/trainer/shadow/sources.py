@@ -68,11 +68,11 @@ class ShadowSources:
         assert self._state.feed is not None
         position, quiet = self._state.feed.position, self._fabric.quiet
         now = time.monotonic()
-        self._load.end(now)
+        self._load.end(step - 1, now)
         for mirror in self._mirrors:
             mirror.at_boundary(step, position, quiet=quiet)
         if any(mirror.copies for mirror in self._mirrors):
-            self._load.begin(now)
+            self._load.begin(step, now)
         self._window.open(step)
         for mirror in self._mirrors:
             mirror.wake()
