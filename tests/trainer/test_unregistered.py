@@ -202,10 +202,13 @@ def test_an_optimizer_that_makes_no_steps_is_not() -> None:
     del earlier
 
 
-def test_an_optimizer_inside_a_registered_object_is_not() -> None:
+@pytest.mark.parametrize("copied", [False, True], ids=["itself", "a copy"])
+def test_an_optimizer_inside_a_registered_object_is_not(copied: bool) -> None:
+    """Its state is saved, or a copy of that."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     inner = AdamW(model[1].parameters(), lr=0.1)
-    optimizer, second = SGD(model[0].parameters(), lr=0.1), Wrapper(inner)
+    optimizer = SGD(model[0].parameters(), lr=0.1)
+    second = Copying(inner) if copied else Wrapper(inner)
     both = [inner, optimizer]
     assert stepped(both, model=model, optimizer=optimizer, second=second) == []
 
@@ -230,6 +233,13 @@ class Wrapper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.inner.load_state_dict(state)
+
+
+class Copying(Wrapper):
+    """It keeps what it returns from changing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(super().state_dict())
 
 
 def test_schedulers_inside_a_registered_one_are_not_found() -> None:

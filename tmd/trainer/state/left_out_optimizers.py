@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -35,7 +36,7 @@ class LeftOutOptimizers:
         """Watch the optimizers among ``objects`` with a parameter of a registered model that no
         registered optimizer has."""
         reached = set(within(registry.named.values(), unless=POINTS_TO_OTHERS))
-        saved = {memory_of(t) for t in registry.collect()[1]}
+        saved = registry.collect()[1]
         optimized = {id(p) for each in registry.faces for p in params_of(each)}
         left_out = {id(p) for module in registry.modules for p in module.parameters()} - optimized
         for each in objects:
@@ -74,16 +75,19 @@ def _ran(found: set[str], optimizer: Optimizer, *_: object) -> None:
     found.add(type(optimizer).__name__)
 
 
-def _state_in(optimizer: Optimizer, saved: Collection[int]) -> bool:
-    """Whether a tensor of the optimizer's state is at one of the addresses ``saved``, or there is
-    none."""
+def _state_in(optimizer: Optimizer, saved: Sequence[Tensor]) -> bool:
+    """Whether a tensor of the optimizer's state, or a copy of one, is among those ``saved``, or the
+    optimizer has none."""
     kept = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
-    return not kept or any(memory_of(tensor) in saved for tensor in kept)
+    if not kept or not memory_of(kept).isdisjoint(memory_of(saved)):
+        return True
+    largest = part(max(kept, key=Tensor.numel)).cpu()
+    return any(t.shape == largest.shape and torch.equal(t.cpu(), largest) for t in map(part, saved))
 
 
-def memory_of(tensor: Tensor) -> int:
-    """The address of a tensor's memory, of this rank's part."""
-    return part(tensor).untyped_storage().data_ptr()
+def memory_of(tensors: Iterable[Tensor]) -> set[int]:
+    """The addresses of the tensors' memory, of this rank's parts. Empty ones have none."""
+    return {part(tensor).untyped_storage().data_ptr() for tensor in tensors} - {0}
 
 
 def within(

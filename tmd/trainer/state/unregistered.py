@@ -86,16 +86,16 @@ class UnregisteredState:
         to its end would keep all of them alive.
         """
         # By memory, since a registered object may only contain the module.
-        known = {memory_of(t) for t in self._registry.collect()[1]}
+        known = memory_of(self._registry.collect()[1])
         others = set(within(self._registry.others))
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
         found: list[object] = []
         for module in modules:
-            own = {memory_of(t) for t in _tensors(module)}
+            own = memory_of(_tensors(module))
             # A module without parameters, such as a metric, is no copy of a model.
             trains = next(nn.Module.parameters(module), None) is not None
-            if id(module) not in inner and trains and not own & known:
+            if id(module) not in inner and trains and own and not own & known:
                 found.append(module)
         for each in objects:
             kept = issubclass(type(each), (LRScheduler, ReduceLROnPlateau, GradScaler))
