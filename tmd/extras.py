@@ -22,12 +22,14 @@ PACKAGES = {"trainer": TRAINER, "kubernetes": KUBERNETES}
 
 
 def is_installed(file: str) -> bool:
-    """Whether ``file`` belongs to an installed package or to Python, and not to a user's code.
-    Debian's Python has a folder of its own for packages."""
-    path = Path(file)
-    packaged = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    """Whether ``file`` belongs to an installed package; Debian's Python has a folder of its own."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def is_python(file: str) -> bool:
+    """Whether ``file`` belongs to Python itself, or starts the program of a package."""
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("scripts"))
-    return packaged or file.startswith("<frozen ") or any(map(path.is_relative_to, folders))
+    return file.startswith("<frozen ") or any(map(Path(file).is_relative_to, folders))
 
 
 def install(extra: str) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from tmd.extras import is_installed
+from tmd.extras import is_installed, is_python
 
 NONE = b"N."
 """The shortest pickle of ``None``."""
@@ -51,7 +51,8 @@ def warn_of_none() -> None:
     """Warn once for each line of a script that asks for an object where no rank answers."""
     callers = [f for f in _frames() if _package(f) not in ("torch", "tmd", "runpy")]
     callers = callers or [sys._getframe(1)]
-    own = (f for f in callers if not is_installed(f.f_code.co_filename))
+    files = ((f, f.f_code.co_filename) for f in callers)
+    own = (f for f, file in files if not (is_installed(file) or is_python(file)))
     found = next(own, callers[0])  # a script may be a module of an installed package
     _warn(f"{found.f_code.co_filename}:{found.f_lineno}")
 
