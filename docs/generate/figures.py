@@ -137,6 +137,15 @@ def hot() -> str:
     return table(rows)
 
 
+MOVES = [
+    Row(f"pause, {words}", "pause_gradients", (f"{way} 10M", "pause_s"))
+    for way, words in (
+        ("shadow", "live shadow"),
+        ("gradients", "live shadow, by gradients only"),
+        ("copy", "stop-and-copy"),
+    )
+]
+
 KILL = [
     Row("tmd: downtime of kill -9, beyond one step", "downtime", ("tmd: downtime after kill -9",)),
     Row("of it: detect", "downtime", ("detect",)),
@@ -379,6 +388,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "figures-kill": lambda: table(KILL),
     "figures-hot": hot,
     "figures-pauses": pauses,
+    "figures-moves": lambda: table(MOVES),
     "figures-steady": lambda: table(STEADY),
     "figures-gpu": lambda: table(GPU),
     "figures-first": lambda: table(FIRST),
