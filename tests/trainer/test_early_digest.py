@@ -237,6 +237,8 @@ def test_a_digest_that_is_compared_is_finished_before_the_state_may_change(units
 
     beginning = threading.Thread(target=begin_evaluation)
     beginning.start()
+    work = early._work
+    assert not Facts().within(0.1, lambda: work is None or work.cancelled)
     held.let_go()
     beginning.join()
     with torch.no_grad():
