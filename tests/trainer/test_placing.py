@@ -169,12 +169,34 @@ class Late(IterableDataset[int]):
 
 
 def test_a_stream_that_reads_the_rank_when_it_is_iterated_is_refused_at_once() -> None:
-    """Nobody knows whether it reads it again. In the second epoch the refusal would cost one."""
+    """Of training: nobody knows whether it reads it again."""
     feed = Feed(DataLoader(Late(lambda: 1)), 0, lambda: 0, lambda: DataPlace(1, 3))
     with pytest.raises(ValueError, match=r"Late are fixed for rank 1, but.*lambda place"):
         feed.next(0)
     built = Feed(lambda place: DataLoader(Late(lambda: 1)), 0, lambda: 0, lambda: DataPlace(1, 3))
     assert [int(built.next(step)) for step in range(2)] == DATA[1::3][:2]
+
+
+def test_what_was_placed_once_is_never_refused_later() -> None:
+    """The loader of an evaluation, which is placed before each one, and again if a rank is lost."""
+    ranks = iter([1, 2])
+    loader = DataLoader(Late(lambda: next(ranks)))
+    for rank in (1, 2):
+        assert placed(loader, DataPlace(rank, 3)) is loader
+        assert [int(each) for each in loader] == DATA[rank::3]
+    with pytest.raises(ValueError, match="fixed for rank 1"):
+        placed(DataLoader(Stream(1, world_size=3)), DataPlace(1, 3))
+
+
+def test_what_a_step_has_drawn_from_is_never_refused_later() -> None:
+    """The script may use the data set elsewhere, too."""
+    stream = Late(lambda: 1)
+    loader = DataLoader(stream, num_workers=1)
+    for call in range(2):
+        feed = Feed(loader, call, lambda: 0, lambda: DataPlace(1, 3))
+        assert int(feed.next(0)) == DATA[1]
+        list(stream)
+        assert stream.rank == 1
 
 
 class Batches:

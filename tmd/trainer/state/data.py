@@ -23,7 +23,7 @@ from tmd.trainer.state.loading import (
     seed_own_generators,
     seeded_workers,
 )
-from tmd.trainer.state.placing import DataPlace, Loader, is_function, placed, refuse_fixed
+from tmd.trainer.state.placing import DRAWN, DataPlace, Loader, is_function, placed, refuse_fixed
 from tmd.trainer.state.read_ahead import without_read_ahead
 from tmd.trainer.state.seeds import mixed, seed_all
 
@@ -342,7 +342,8 @@ class Feed:
         batch = next(self._source)
         if first:
             assert self._opened_at is not None
-            refuse_fixed(self._loader, self._opened_at)
+            # A stream may read the rank with its first batch, and not again.
+            refuse_fixed(self._loader, self._opened_at, DRAWN)
         self._taken += 1
         return batch
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -60,27 +62,55 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
                 "iterated, but a joiner begins alone: use "
                 "DataLoaderConfiguration(use_seedable_sampler=True)"
             )
-    refuse_fixed(loader, place)
+    refuse_fixed(loader, place, OPENED)
     return cast("Iterable[Any]", loader)
 
 
-def refuse_fixed(loader: Loader, place: DataPlace) -> None:
-    """Check that no part of ``loader`` keeps a rank. One may do so from its first batch on.
+class KnownPieces:
+    """Parts of loaders that were found to keep no rank. They are not looked at again: a refusal
+    later, in the second epoch say, would end a job that has trained."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, weakref.ref[object]] = {}
+
+    def has(self, piece: object) -> bool:
+        known = self._known.get(id(piece))
+        return known is not None and known() is piece
+
+    def add(self, piece: object) -> None:
+        with contextlib.suppress(TypeError):  # not each object can be referred to
+            self._known[id(piece)] = weakref.ref(piece, partial(self._forget, id(piece)))
+
+    def _forget(self, number: int, gone: object) -> None:
+        if self._known.get(number) is gone:
+            del self._known[number]
+
+
+OPENED, DRAWN = KnownPieces(), KnownPieces()
+"""When they were first opened, and once a step has drawn the first batch from them."""
+
+
+def refuse_fixed(loader: Loader, place: DataPlace, known: KnownPieces) -> None:
+    """Check that no part of ``loader`` keeps a rank, except those that are ``known``.
 
     Raises:
         ValueError: the data are fixed for one rank.
     """
     if place.parts == 1 or is_function(loader):
         return
-    for each in pieces(loader):
+    new = [each for each in pieces(loader) if not known.has(each)]
+    for each in new:
         if isinstance(each, DistributedSampler) or _is_shard(each):
             continue
         if (rank := _fixed_rank(each, place.parts)) is not None:
             raise ValueError(
                 f"the data of {type(each).__name__} are fixed for rank {rank}, but a worker's rank "
                 "can change: pass a function that builds the loader, as in "
-                "session.batches(lambda place: make_loader(place.part, place.parts))"
+                "session.batches(lambda place: make_loader(place.part, place.parts)), or read the "
+                "rank in __iter__, and keep it in a local variable"
             )
+    for each in new:
+        known.add(each)
 
 
 def undivided(loader: Loader) -> str:
