@@ -46,12 +46,12 @@ def outputs(size: int) -> list[Tensor]:
 def loaded(*steps: tuple[float, int]) -> OutputLoad:
     """After steps of so many seconds, in which collectives gave so many bytes."""
     load, now = OutputLoad(ShadowLimits()), 100.0
-    for step, (seconds, size) in enumerate(steps):
-        load.begin(step, now)
+    for seconds, size in steps:
+        load.begin(now)
         load.add(outputs(size // 2))
         load.add(outputs(size // 2))
         now += seconds
-        load.end(step, now)
+        load.end(now, counts=True)
     return load
 
 
@@ -67,12 +67,12 @@ def test_only_steps_in_which_a_joiner_is_copied_count() -> None:
     """Of the others the outputs are not added up, so that their time must not count either, not
     even after a copy that was given up in the middle of a step."""
     load = loaded((2.0, 4000))
-    load.end(7, 500.0)
-    load.begin(10, 600.0)
-    load.end(70, 9000.0)
+    load.end(500.0, counts=True)
+    load.begin(600.0)
+    load.end(9000.0, counts=False)
     load.add(outputs(1 << 20))
-    load.begin(80, 9900.0)
-    load.end(80, 9902.0)
+    load.begin(9900.0)
+    load.end(9902.0, counts=True)
 
     assert load.excess("plan", 0, 2000.0) == ""
     assert "exceed half" in load.excess("plan", 0, 1999.0)

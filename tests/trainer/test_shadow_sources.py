@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from torch import zeros
 
 from tests.fabric.circle import PATIENCE, Circle, circle, member
 from tests.trainer.contexts import context_of
@@ -171,3 +172,34 @@ def test_a_switch_does_not_wait_for_an_earlier_link_of_a_joiner() -> None:
         s.mirrors.close()
         old.end()
         new.end()
+
+
+def test_a_step_in_which_a_copy_was_given_up_is_not_counted() -> None:
+    """The joiner comes back within the step, of which only a part of the outputs was counted."""
+    with scene(feed(closed=False)) as s:
+        step = 0
+        ear = Ear(s.ask(PLAN)[0])
+        ear.say(Begin())
+        while not any(mirror.copies for mirror in s.mirrors._mirrors):
+            step += 1
+            s.mirrors.at_boundary(step)
+        s.mirrors.output("allreduce", "0", [zeros(250)])
+        s.mirrors.at_boundary(step + 1)
+        whole = s.mirrors._load.spares(400)
+        s.mirrors.drop_all("the link broke")
+        again = Ear(s.ask(PLAN)[0])
+        again.say(Begin())
+        while not any(mirror.copies for mirror in s.mirrors._mirrors):
+            step += 1
+            s.mirrors.at_boundary(step + 1)
+        s.mirrors.output("allreduce", "0", [zeros(1)])
+        s.mirrors.drop_all("the link broke again")
+        third = Ear(s.ask(PLAN)[0])
+        third.until(lambda: bool(s.mirrors._mirrors))
+        s.mirrors.at_boundary(step + 2)
+
+        assert whole
+        assert s.mirrors._load.spares(400)
+        s.mirrors.close()
+        for each in (ear, again, third):
+            each.end()

@@ -26,26 +26,25 @@ class OutputLoad:
         self._adding = threading.Lock()
         self._present = 0
         """Bytes of the present step so far."""
-        self._began: tuple[int, float] | None = None
-        """The present step, and when it began; ``None`` if it is not counted."""
+        self._began: float | None = None
+        """When the present step began; ``None`` if it is not counted."""
         self._steps, self._bytes, self._seconds = 0, 0, 0.0
         """Of all counted steps."""
         self._overflowed: set[str] = set()
         """Plans whose outputs have exceeded a link."""
 
-    def begin(self, step: int, at: float) -> None:
-        """``step`` begins, during which the state is copied. ``at``: monotonic seconds."""
+    def begin(self, at: float) -> None:
+        """A step begins, during which the state is copied. ``at``: monotonic seconds."""
         with self._adding:
-            self._present, self._began = 0, (step, at)
+            self._present, self._began = 0, at
 
-    def end(self, step: int, at: float) -> None:
-        """``step`` has ended. It counts only if it was begun: a copy may have been given up long
-        ago."""
+    def end(self, at: float, *, counts: bool) -> None:
+        """The present step has ended. It ``counts`` if the state was copied until then."""
         with self._adding:
-            if self._began is not None and self._began[0] == step:
+            if self._began is not None and counts:
                 self._steps += 1
                 self._bytes += self._present
-                self._seconds += at - self._began[1]
+                self._seconds += at - self._began
             self._began = None
 
     def add(self, outputs: Sequence[Tensor]) -> None:

@@ -42,6 +42,8 @@ class ShadowSources:
         self._limits = context.limits
         self._window = context.window
         self._load = OutputLoad(context.limits)
+        self._copying: ShadowSource | None = None
+        """One that was copying the state when the present step began."""
         self._mirrors: tuple[ShadowSource, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
@@ -68,11 +70,12 @@ class ShadowSources:
         assert self._state.feed is not None
         position, quiet = self._state.feed.position, self._fabric.quiet
         now = time.monotonic()
-        self._load.end(step - 1, now)
+        self._load.end(now, counts=self._copying is not None and self._copying.copies)
         for mirror in self._mirrors:
             mirror.at_boundary(step, position, quiet=quiet)
-        if any(mirror.copies for mirror in self._mirrors):
-            self._load.begin(step, now)
+        self._copying = next((mirror for mirror in self._mirrors if mirror.copies), None)
+        if self._copying is not None:
+            self._load.begin(now)
         self._window.open(step)
         for mirror in self._mirrors:
             mirror.wake()
