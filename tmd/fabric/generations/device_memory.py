@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 BUILDS = 5
-"""Number of builds of a group that are remembered."""
+"""Number of builds of a group that are remembered, besides the first."""
 
 
 def free_on(device: torch.device) -> int:
@@ -24,7 +24,8 @@ class BuildMemory:
     """What the builds of one worker have taken, by group. Thread-safe.
 
     Training allocates and frees meanwhile, and so may other processes on the same device: the
-    median of the latest builds counts.
+    median of the latest builds counts, and of the first one, which loads kernels, too, only if
+    there is no other.
 
     Args:
         free: returns the free bytes of a device.
@@ -41,7 +42,8 @@ class BuildMemory:
         Raises:
             RuntimeError: there is not enough memory.
         """
-        need, free = statistics.median(self._taken[group] or [0]), self._free(device)
+        first, *later = self._taken[group] or [0]
+        need, free = statistics.median(later or [first]), self._free(device)
         if free < need:
             raise RuntimeError(
                 f"a second set of communicators needs some {need / 1e6:.0f} MB of the memory of "
@@ -49,10 +51,14 @@ class BuildMemory:
             )
 
     @contextmanager
-    def measured(self, group: str, device: torch.device) -> Iterator[None]:
-        """Measure what the caller takes while it builds ``group`` within the context."""
+    def measured(self, group: str, device: torch.device, *, beside: bool) -> Iterator[None]:
+        """Measure what the caller takes while it builds ``group`` within the context, ``beside``
+        the one that training uses. After a loss earlier groups are freed meanwhile: only the first
+        such build counts."""
         before = self._free(device)
         yield
-        if (took := before - self._free(device)) > 0:
-            with self._changing:
-                self._taken[group] = [*self._taken[group][1 - BUILDS :], took]
+        took = before - self._free(device)
+        with self._changing:
+            taken = self._taken[group]
+            if took > 0 and (beside or not taken):
+                self._taken[group] = [*taken[:1], *taken[1:][1 - BUILDS :], took]

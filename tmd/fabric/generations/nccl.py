@@ -151,7 +151,7 @@ class NcclKind:
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
-            with self._memory.measured(request.view.name, device):
+            with self._memory.measured(request.view.name, device, beside=request.beside):
                 backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
                 backend.eager_connect_single_device(device)
         return NcclInner(request.view.name, backend, self._freeing, store)
