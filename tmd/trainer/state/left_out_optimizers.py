@@ -21,6 +21,8 @@ POINTS_TO_OTHERS = (nn.Module, LRScheduler, ReduceLROnPlateau)
 """Their ``state_dict`` does not contain that of an optimizer to which they point."""
 
 
+SAMPLE = 256
+"""Elements of a tensor that are compared. A step or an average changes all of them."""
 LONGEST = 10_000
 """Elements of a list that is looked into: a longer one holds data."""
 
@@ -78,11 +80,18 @@ def _ran(found: set[str], optimizer: Optimizer, *_: object) -> None:
 def _state_in(optimizer: Optimizer, saved: Sequence[Tensor]) -> bool:
     """Whether a tensor of the optimizer's state, or a copy of one, is among those ``saved``, or the
     optimizer has none."""
-    kept = [v for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    states = (v for state in optimizer.state.values() for v in state.values())
+    kept = [v for v in states if isinstance(v, Tensor) and v.dim()]  # no numbers of steps
     if not kept or not memory_of(kept).isdisjoint(memory_of(saved)):
         return True
-    largest = part(max(kept, key=Tensor.numel)).cpu()
-    return any(t.shape == largest.shape and torch.equal(t.cpu(), largest) for t in map(part, saved))
+    largest = max(kept, key=Tensor.numel)
+    alike = (t for t in saved if t.shape == largest.shape)
+    return any(torch.equal(_sample(t), _sample(largest)) for t in alike)
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Some elements of this rank's part, in host memory."""
+    return part(tensor).flatten()[:SAMPLE].cpu()
 
 
 def memory_of(tensors: Iterable[Tensor]) -> set[int]:

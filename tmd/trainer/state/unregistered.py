@@ -20,15 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers, memory_of, within
+from tmd.trainer.state.left_out_optimizers import SAMPLE, LeftOutOptimizers, memory_of, within
 from tmd.trainer.state.state import Registry
 
 FIRST = 1
 """Committed steps after which the objects are found."""
 LOOKS = (3, 50)
 """Committed steps after which they are compared: the second for what begins to change later."""
-SAMPLE = 256
-"""Elements of each tensor that are compared. An average changes all of them."""
 
 log = logging.getLogger("tmd.trainer")
 
