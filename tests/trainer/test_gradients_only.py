@@ -254,8 +254,6 @@ def test_without_room_for_the_last_frames_the_joiner_gets_the_whole_state() -> N
         s.ear.may_read.clear()
         while s.shown._outbox.put(HandOver(0), outputs(400_000)):
             pass
-        while s.shown._outbox.put(HandOver(0), outputs(64)):
-            pass
         s.shown.hand_over(s.step, Position(0, s.step))
         s.ear.end()
 
