@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+import xxhash
+from msgspec import Struct, msgpack
 
-from tmd.core.planning.directives import Directive, Prepare, Sync
+from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
 from tmd.core.values.model import Membership
 from tmd.fabric import Link
 from tmd.trainer.protocol.offers import StateHeader
@@ -43,6 +44,14 @@ class Takeover(Struct):
         return directive == self.directive
 
 
-def state_purpose(plan: str, rank: int) -> str:
-    """Name of the stream on which the state of ``rank`` travels under ``plan``."""
-    return f"state/{plan}/{rank}"
+def state_purpose(directive: Arm | Prepare | Sync, rank: int) -> str:
+    """Name of the stream on which the state of ``rank`` travels.
+
+    A plan may be rewritten in a recovery. A joiner that is still busy with the earlier directive
+    must not take the call of the source that carries out the later one, which calls only once.
+    """
+    purpose = f"state/{directive.plan}/{rank}"
+    if not isinstance(directive, Sync):
+        return purpose
+    attempt = (directive.membership.epoch, directive.resume, directive.back, directive.moves)
+    return f"{purpose}/{xxhash.xxh3_64_hexdigest(msgpack.encode(attempt))}"

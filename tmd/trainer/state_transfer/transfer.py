@@ -78,7 +78,7 @@ class StateTransfer:
         if not within:
             self._fit.look_at_buckets()
         header = StateHeader(step, self._fit.offer(layouts), local, self._state.graded)
-        purpose = state_purpose(directive.plan, move.rank)
+        purpose = state_purpose(directive, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
         with self._running(directive, link) as owned:
             if not wanted():
@@ -176,7 +176,7 @@ class StateTransfer:
     def _meet(
         self, takeover: Takeover, cancelled: Callable[[], bool], source: Member | None = None
     ) -> None:
-        purpose = state_purpose(takeover.plan, takeover.rank)
+        purpose = state_purpose(takeover.directive, takeover.rank)
         link = await_call(self._fabric, purpose, source, cancelled)
         takeover.started = time.monotonic()
         try:
