@@ -2,7 +2,10 @@
 
 import os
 import signal
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +33,18 @@ NEVER_SENT = "sending@*:*=kill"
 """A source that sends the tensors of a state at the switch dies."""
 
 
+def following(
+    folder: Path,
+    redis: EmbeddedRedis,
+    fault: str = NEVER_SENT,
+    arguments: Sequence[str] = LONG,
+    **more: Any,
+) -> AbstractAsyncContextManager[Run]:
+    """A run of the long job, whose moves mirror only gradients unless ``more_config`` is given."""
+    more.setdefault("more_config", GRADIENTS)
+    return running(folder, redis.url, faults=[PACE, fault], arguments=arguments, **more)
+
+
 async def standby_waits(run: Run) -> None:
     """The job trains, and continues slowly."""
     await run.reached("between")
@@ -54,13 +69,7 @@ async def test_a_rank_moves_by_its_gradients(
     """Nothing but the last step's gradients is sent at the switch."""
     (tmp_path / "golden").mkdir()
     golden = await make_golden(tmp_path / "golden", arguments)
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[PACE, NEVER_SENT],
-        arguments=arguments,
-        more_config=GRADIENTS,
-    ) as run:
+    async with following(tmp_path / "run", redis, arguments=arguments) as run:
         plan = await moved(run)
 
         assert plan.kind is PlanKind.PLANNED
@@ -76,13 +85,8 @@ async def test_outputs_that_do_not_fit_are_given_up_for_gradients(
     many = (*LONG, "--outputs", "2000000")
     (tmp_path / "golden").mkdir()
     golden = await make_golden(tmp_path / "golden", many)
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[PACE, NEVER_SENT],
-        arguments=many,
-        more_config="[shadow]\nstaging_mb = 4\nrehearse = false\n",
-    ) as run:
+    small = "[shadow]\nstaging_mb = 4\nrehearse = false\n"
+    async with following(tmp_path / "run", redis, arguments=many, more_config=small) as run:
         plan = await moved(run)
 
         assert plan.how == (
@@ -100,9 +104,7 @@ async def test_a_sharded_rank_moves_by_its_gradients(
     """Each rank follows its own part."""
     sharded = (*LONG, "--sharded")
     golden = golden_of(tmp_path_factory.mktemp("sharded_golden"), sharded)
-    async with running(
-        tmp_path, redis.url, faults=[PACE, NEVER_SENT], arguments=sharded, more_config=GRADIENTS
-    ) as run:
+    async with following(tmp_path, redis, arguments=sharded) as run:
         plan = await moved(run)
 
         assert plan.how == FOLLOWED
@@ -114,14 +116,7 @@ async def test_gradients_of_a_replica_serve_for_a_sick_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The leaver compares the state, and sends its rank-local statistics."""
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=[PACE, NEVER_SENT],
-        arguments=LONG,
-        more_config=GRADIENTS,
-        own_config={"h2": SICK},
-    ) as run:
+    async with following(tmp_path, redis, own_config={"h2": SICK}) as run:
         await run.cluster.until(
             lambda v: any(h.alerts for h in v.hosts if h.host == "h2"), "h2 is found sick"
         )
@@ -154,13 +149,7 @@ async def test_a_leaver_that_dies_after_the_vote_is_replaced_from_a_replica(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The joiner has followed the last gradients, and nobody has compared what it has."""
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=[PACE, "taking@*:*=wait"],
-        arguments=LONG,
-        more_config=GRADIENTS,
-    ) as run:
+    async with following(tmp_path, redis, "taking@*:*=wait") as run:
         await standby_waits(run)
         await run.cluster.drain("h2")
         await run.reached("taking")

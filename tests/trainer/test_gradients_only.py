@@ -307,7 +307,7 @@ def test_gradients_lead_to_the_same_bits_up_to_the_switch(make: Callable[[int], 
         joiner.until(lambda: joiner.won or joiner.error is not None)
 
         assert joiner.won
-        assert joiner.following.needs_comparison
+        assert joiner.following.follows_tails
         assert joiner.following.step == source.step
         assert not joiner.following.has_state  # until the leaver has compared it
         assert joiner.computed == 0

@@ -35,8 +35,8 @@ class ShadowLimits(Struct, frozen=True):
     enabled: bool = True
     """If false, every planned move copies the state at the switch, while all ranks wait."""
     mirror: Literal["auto", "gradients"] = "auto"
-    """What the rank of a planned move sends to its shadow: the outputs of all collectives, unless
-    they exceed half of its link, or only the final gradients."""
+    """What the rank of a planned move sends to its shadow. ``auto``: the outputs of all collectives
+    if the link can carry them, else only the final gradients. ``gradients``: always these."""
     copy_mb_s: float = 256.0
     """Rate in megabytes per second at which a state is copied while its rank trains."""
     staging_mb: float = 1024.0

@@ -15,7 +15,7 @@ GRADIENT_SHARE = 0.5
 
 
 def excess(outputs: float, gradients: float, step_s: float, rate: float) -> str:
-    """Why the outputs of a rank cannot be mirrored, and its gradients can; empty if not so.
+    """Why a rank should send its gradients instead of its outputs; empty if it should not.
 
     Args:
         outputs: bytes of a step's collective outputs.

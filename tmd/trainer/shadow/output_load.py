@@ -19,7 +19,7 @@ straight into the kernel's buffers."""
 
 
 class OutputLoad:
-    """Counts the outputs of this rank's collectives while its state is copied; for all joiners."""
+    """Counts the bytes that this rank's collectives put out while its state is copied."""
 
     def __init__(self, limits: ShadowLimits) -> None:
         self._chosen = "" if limits.mirror == "auto" else f'[shadow] mirror = "{limits.mirror}"'

@@ -6,31 +6,22 @@ once its digest equals the source's after one. At the switch the leaver compares
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from tmd.core.planning.directives import Prepare
-from tmd.core.values.errors import LinkError
-from tmd.core.values.limits import ShadowLimits
-from tmd.fabric import Fabric
 from tmd.trainer.protocol.frames import (
     Begin,
     Boundary,
     GradientsOnly,
     HandOver,
-    Settled,
     Tail,
 )
-from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.shadow.comparison import DigestComparison
-from tmd.trainer.shadow.receiver import Arrival, CopyInstead, ShadowReceiver
+from tmd.trainer.shadow.receiver import Arrival, CopyInstead
 from tmd.trainer.shadow.session import ShadowPlace, ShadowSession, ShadowStage
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.units import Units
 
 log = logging.getLogger("tmd.trainer")
 
@@ -38,30 +29,13 @@ log = logging.getLogger("tmd.trainer")
 class PlannedSession(ShadowSession):
     """Used by the main thread only, except the inherited ``give_way`` (any thread)."""
 
-    def __init__(
-        self,
-        directive: Prepare,
-        shadow: ShadowReceiver,
-        offer: Offer,
-        units: Units,
-        fabric: Fabric,
-        limits: ShadowLimits,
-    ) -> None:
-        super().__init__(directive, shadow, offer, units, fabric, limits)
-        self._ticket = ticket(directive.membership)
-        self._tails_only = False
-        self._first_tail: int | None = None
-        """The first step whose tail was applied to the whole state."""
+    _first_tail: int | None = None
+    """The first step whose tail was applied to the whole state."""
 
     @property
     def has_switched(self) -> bool:
         """Whether the vote has given this worker the rank, and it can assume it here."""
         return self._stage is ShadowStage.WON and not self.shadow.starved
-
-    @property
-    def needs_comparison(self) -> bool:
-        """Whether the leaver still has to compare the state after the switch."""
-        return self._tails_only
 
     def computed(self, step: int) -> None:
         """As :meth:`ShadowSession.computed`; a source in a switch waits for the news."""
@@ -77,21 +51,10 @@ class PlannedSession(ShadowSession):
     @property
     def _shown(self) -> bool:
         """Whether a step of its own gave the same bits, or a tail if it computes none."""
-        if not self._tails_only:
+        if not self.follows_tails:
             return super()._shown
         first, verified = self._first_tail, self._digests.verified
         return first is not None and verified is not None and first < verified
-
-    @property
-    def _jumps(self) -> bool:
-        return self._tails_only or super()._jumps
-
-    @property
-    def _only_copies(self) -> bool:
-        return self._tails_only
-
-    def _may_begin(self) -> bool:
-        return not self._tails_only and super()._may_begin()
 
     def _take_in(self, arrival: Arrival, feed: Feed) -> None:
         match arrival.frame:
@@ -105,7 +68,7 @@ class PlannedSession(ShadowSession):
 
     def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
         super()._stand(frame, tensors, feed)
-        if self._tails_only:
+        if self.follows_tails:
             # Before the digest, since a switch may wait.
             self._report_step()
 
@@ -116,15 +79,14 @@ class PlannedSession(ShadowSession):
 
     def _follow_tails(self, why: str) -> None:
         """Compute no step from here on."""
-        self._tails_only = True
+        self.follows_tails = True
         self.note = f"by gradients only, since {why}"
         log.info("rank %d is followed %s", self.directive.plays, self.note)
 
     def _report_step(self) -> None:
         """Tell the source that the state at the start of this step is here."""
         if self._stage is ShadowStage.SETTLED:
-            with contextlib.suppress(LinkError):  # a broken link shows at the next frame, too
-                self.shadow.send(Settled(self.step))
+            self._say_settled()
 
     def _copy_whole(self, where: str) -> None:
         """Copy the whole state while the source waits, since the tail led to another state.
@@ -132,7 +94,7 @@ class PlannedSession(ShadowSession):
         Raises:
             CopyInstead: the copy would be old after the next step, whose outputs do not come.
         """
-        if self._tails_only:
+        if self.follows_tails:
             after = f" after equal ones since step {self._first_tail}" if self._shown else ""
             raise CopyInstead(f"{self.note}, but they lead to another state{after}: {where} differ")
         self.note = f"training waited for a whole copy, since the tail was wrong: {where} differ"

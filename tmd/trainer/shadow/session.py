@@ -31,6 +31,7 @@ from tmd.trainer.protocol.frames import (
     Unit,
 )
 from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.shadow.comparison import DigestComparison
 from tmd.trainer.shadow.copied_state import CopiedState
 from tmd.trainer.shadow.lag import Lag
@@ -81,9 +82,9 @@ class ShadowSession:
         self.directive = directive
         self.shadow = shadow
         if isinstance(directive, Prepare):
-            self._size = directive.membership.size
+            self._size, self._ticket = directive.membership.size, ticket(directive.membership)
         else:
-            self._size = directive.size
+            self._size, self._ticket = directive.size, 0
         self._call = offer.position.call
         self._units = units
         self._fabric = fabric
@@ -107,6 +108,8 @@ class ShadowSession:
         self._positioned_at = 0.0
         self.exists_once = False
         """Whether the rank's state has no replica."""
+        self.follows_tails = False
+        """Whether this worker computes no step. The leaver compares its state after the vote."""
         self.note = ""
         """Unusual events, for the operator."""
 
@@ -141,11 +144,6 @@ class ShadowSession:
     @property
     def has_switched(self) -> bool:
         """Whether the vote has given this worker the rank, and it can assume it here."""
-        return False
-
-    @property
-    def needs_comparison(self) -> bool:
-        """Whether the leaver still has to compare the state after the switch."""
         return False
 
     @property
@@ -216,7 +214,7 @@ class ShadowSession:
                 return NextLoop()
             if isinstance(arrival.frame, Unit):
                 tell()
-            if self._only_copies:
+            if self.follows_tails:
                 return None
         self._place = ShadowPlace.READY
         return None
@@ -247,6 +245,9 @@ class ShadowSession:
     def settle(self) -> None:
         """Note that it is in step: it needs few digests, and no more tails if it gets outputs."""
         self._stage = max(self._stage, ShadowStage.SETTLED)
+        self._say_settled()
+
+    def _say_settled(self) -> None:
         with contextlib.suppress(LinkError):  # a broken link shows at the next frame, too
             self.shadow.send(Settled(self.step))
 
@@ -279,6 +280,8 @@ class ShadowSession:
         Not before the copy is verified: a later difference then comes from this worker's own steps.
         Not after a tail: its parameters are already those of the next step.
         """
+        if self.follows_tails:
+            return False
         began = self._at is not None and self._announced == self._at
         stands = self._place is not ShadowPlace.BETWEEN
         return began and stands and self._digests.verified is not None and not self._may_jump()
@@ -322,12 +325,7 @@ class ShadowSession:
     @property
     def _jumps(self) -> bool:
         """Whether the source still sends tails, which lead over steps that have passed."""
-        return self._stage is ShadowStage.JUMPING
-
-    @property
-    def _only_copies(self) -> bool:
-        """Whether this worker computes no step."""
-        return False
+        return self.follows_tails or self._stage is ShadowStage.JUMPING
 
     def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
         self._due = frame.position.due
@@ -376,5 +374,9 @@ class ShadowSession:
         raise Differs(self.directive.plays, f"{where} differ")
 
     def _copy_whole(self, where: str) -> None:
-        """The tail led to another state. Training does not wait for a whole copy."""
+        """Give up, since the tail led to another state: training does not wait for a whole copy.
+
+        Raises:
+            Overdue: always.
+        """
         raise Overdue(f"the tail is wrong: {where} differ")

@@ -119,7 +119,7 @@ class ShadowSources:
             mirror.close()
 
     def hand_over(self, plan: str, step: int) -> None:
-        """After a switch: end what joiners of ``plan`` follow that get only the gradients."""
+        """After a switch: send the last frames to joiners of ``plan`` that get only gradients."""
         assert self._state.feed is not None
         for mirror in self._mirrors:
             if mirror.plan == plan:
@@ -162,7 +162,7 @@ class ShadowSources:
             self.drop_all("messages from any rank cannot be mirrored")
             return
         with self._within.running():
-            if any(mirror.copies for mirror in self._mirrors):
+            if self._copying is not None:
                 self._load.add(outputs)
             for mirror in self._mirrors:
                 mirror.output(group, op, outputs, given)

@@ -86,12 +86,12 @@ def _state_in(optimizer: Optimizer, saved: Sequence[Tensor]) -> bool:
         return True
     largest = max(kept, key=Tensor.numel)
     alike = (t for t in saved if t.shape == largest.shape)
-    return any(torch.equal(_sample(t), _sample(largest)) for t in alike)
+    return any(torch.equal(sample_of(t).cpu(), sample_of(largest).cpu()) for t in alike)
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """Some elements of this rank's part, in host memory."""
-    return part(tensor).flatten()[:SAMPLE].cpu()
+def sample_of(tensor: Tensor) -> Tensor:
+    """Some elements of this rank's part."""
+    return part(tensor.detach()).flatten()[:SAMPLE]
 
 
 def memory_of(tensors: Iterable[Tensor]) -> set[int]:

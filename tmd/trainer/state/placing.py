@@ -87,7 +87,7 @@ class KnownPieces:
 
 
 OPENED, DRAWN = KnownPieces(), KnownPieces()
-"""When they were first opened, and once a step has drawn the first batch from them."""
+"""Parts of loaders that were opened, and those from which a step has drawn a batch."""
 
 
 def refuse_fixed(loader: Loader, place: DataPlace, known: KnownPieces) -> None:

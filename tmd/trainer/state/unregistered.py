@@ -19,8 +19,7 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tmd.trainer.state.digests import digest_of
-from tmd.trainer.state.dtensors import part
-from tmd.trainer.state.left_out_optimizers import SAMPLE, LeftOutOptimizers, memory_of, within
+from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers, memory_of, sample_of, within
 from tmd.trainer.state.state import Registry
 
 FIRST = 1
@@ -111,6 +110,6 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def _content(each: Any) -> str:
     """What a step may change of it."""
     if isinstance(each, nn.Module):
-        return digest_of(part(t.detach()).flatten()[:SAMPLE] for t in _tensors(each))
+        return digest_of(map(sample_of, _tensors(each)))
     numbers = {k: v for k, v in each.state_dict().items() if isinstance(v, int | float)}
     return repr(sorted(numbers.items()))

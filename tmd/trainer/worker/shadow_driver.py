@@ -289,7 +289,7 @@ class ShadowDriver:
         directive, status = following.directive, following.status()
         assert isinstance(directive, Prepare)
         other = directive.plays != directive.rank
-        if following.needs_comparison or (other and not directive.adopted):
+        if following.follows_tails or (other and not directive.adopted):
             return ShadowEnd(AfterShadow.BECOME_RANK)
         following.take()
         self.following = None
