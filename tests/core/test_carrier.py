@@ -3,7 +3,14 @@
 import pytest
 
 from tmd.core.values.errors import ConfigError
-from tmd.core.worker.carrier import Carrier, CudaFacts, choose, described, name_of
+from tmd.core.worker.carrier import (
+    Carrier,
+    CudaFacts,
+    beside_obstacle,
+    choose,
+    described,
+    name_of,
+)
 
 GPUS = CudaFacts(devices=8, nccl=(2, 29, 7))
 NO_GPU = CudaFacts(devices=0, nccl=None)
@@ -51,6 +58,14 @@ def test_nccl_is_refused_in_a_build_without_it(cpu: str) -> None:
     """Also where another variable chooses the carrier."""
     with pytest.raises(ConfigError, match="this build of torch has no NCCL"):
         choose({"TMD_CUDA": "nccl", "TMD_CPU": cpu}, GPUS._replace(nccl=None))
+
+
+def test_groups_are_built_beside_training_unless_the_environment_says_otherwise() -> None:
+    assert beside_obstacle({}) == ""
+    assert beside_obstacle({"TMD_BUILD": "beside"}) == ""
+    assert beside_obstacle({"TMD_BUILD": "switch"}) == "TMD_BUILD=switch"
+    with pytest.raises(ConfigError, match="TMD_BUILD=never: it must be one of beside, switch"):
+        beside_obstacle({"TMD_BUILD": "never"})
 
 
 @pytest.mark.parametrize("name", ["TMD_CUDA", "TMD_CPU"])

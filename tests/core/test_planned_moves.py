@@ -9,9 +9,9 @@ from msgspec import structs
 from tests.core.test_hot_standbys import cluster, member, worker
 from tests.values import alert, plan
 from tmd.core.planning import planned_moves
-from tmd.core.planning.directives import Leave, Prepare, Train, Wait, directive_of
+from tmd.core.planning.directives import Arm, Leave, Prepare, Train, Wait, directive_of
 from tmd.core.planning.failover import archived
-from tmd.core.planning.migration import PlanFacts
+from tmd.core.planning.migration import PlanFacts, how_prepared
 from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
@@ -39,6 +39,26 @@ def ailing(host: str, severity: Severity) -> Alert:
     return alert(host=host, code="nic.errors", entity="nic:eth0", severity=severity)
 
 
+def with_status(view: ClusterView, name: str, **changes: object) -> ClusterView:
+    """``view`` with ``changes`` in the status of worker ``name``."""
+    hosts = tuple(
+        structs.replace(
+            host,
+            workers=tuple(
+                structs.replace(w, **changes) if w.worker == name else w for w in host.workers
+            ),
+        )
+        for host in view.hosts
+    )
+    return structs.replace(view, hosts=hosts)
+
+
+def in_phase(record: JobRecord, phase: Phase) -> JobRecord:
+    """``record`` whose plan has come to ``phase``."""
+    assert record.plan is not None
+    return structs.replace(record, plan=structs.replace(record.plan, phase=phase))
+
+
 def planned(
     *alerts: Alert, replicas: tuple[tuple[int, ...], tuple[int, ...]] = ((0, 1), (0, 1))
 ) -> tuple[JobRecord, MigrationPlan]:
@@ -56,6 +76,45 @@ def planned(
     after = steer(record, view, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
     assert after.plan is not None
     return after, after.plan
+
+
+@pytest.mark.parametrize("name", ["a", "b", "s"], ids=["leaver", "stayer", "joiner"])
+def test_groups_are_built_at_the_switch_if_a_worker_of_the_move_cannot_build_before(
+    name: str,
+) -> None:
+    """All members must do it at the same time, so that the plan says so."""
+    record, view, facts = cluster(worker("s"))
+    concerned = with_status(view, name, beside_obstacle="no room")
+    after = steer(record, concerned, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
+    assert after.plan is not None
+    joins = directive_of(after, "s")
+    armed = directive_of(in_phase(after, Phase.READY), "b")
+
+    assert after.plan.builds_at_switch == f"{name} reported: no room"
+    assert isinstance(joins, Prepare)
+    assert joins.builds_at_switch
+    assert isinstance(armed, Arm)
+    assert armed.builds_at_switch
+    assert "inner groups are built at the switch, since" in how_prepared(after.plan, facts)
+
+
+def test_groups_are_built_beside_training_if_all_workers_of_the_move_can() -> None:
+    """Another standby may not."""
+    record, view, facts = cluster(worker("s"), worker("idle"))
+    after = steer(record, view, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
+    assert after.plan is not None
+    joiner = after.plan.moves[0].joiner
+    assert joiner is not None
+    other = "idle" if joiner.worker == "s" else "s"
+    unconcerned = with_status(view, other, beside_obstacle="no room")
+    after = steer(record, unconcerned, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
+    assert after.plan is not None
+    joins = directive_of(after, joiner.worker)
+
+    assert after.plan.builds_at_switch == ""
+    assert isinstance(joins, Prepare)
+    assert not joins.builds_at_switch
+    assert "inner groups" not in how_prepared(after.plan, facts)
 
 
 def test_the_leaver_is_the_source_by_default() -> None:

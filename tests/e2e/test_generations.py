@@ -153,11 +153,12 @@ async def test_a_shadow_follows_ranks_whose_collectives_gloo_carries(
 
 @pytest.mark.usefixtures("ring")
 @pytest.mark.thorough
-async def test_a_build_during_which_no_step_is_committed_drops_the_move(
+async def test_a_build_during_which_no_step_is_committed_is_made_at_the_next_switch(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Nobody knows whether it keeps the rank from training, so that the move is dropped."""
-    faults = [GATE, PACE, "building-2@s1:*=wait", "forward@1:30=wait"]
+    """Nobody knows whether it keeps the rank from training, so that the move is dropped. The next
+    one builds while no rank trains."""
+    faults = [GATE, PACE, "building-2@s1:*=wait", "forward@1:30=wait", "backward@1:60=wait"]
     async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
         await drain_requested(run)
         await run.reached("building-2")
@@ -165,7 +166,50 @@ async def test_a_build_during_which_no_step_is_committed_drops_the_move(
         first, *_ = await run.plans(1)
         run.let_go("building-2")
         run.let_go("forward")
+        await run.cluster.until(lambda v: live_plan(v) is not None, "it is tried again")
+        run.let_go("backward")  # the second attempt needs steps, too
+        done = await run.done("drain")
 
         assert first.phase is Phase.ABORTED
         assert "no step was committed for" in first.outcome
+        assert "no step was committed for" in done.builds_at_switch
+        assert "inner groups are built at the switch" in done.how
+        await run.ends_like(long_golden)
+
+
+@pytest.mark.usefixtures("ring")
+async def test_groups_are_built_at_the_switch_where_the_environment_says_so(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group is built before the vote."""
+    monkeypatch.setenv("TMD_BUILD", "switch")
+    faults = [GATE, PACE, "building-2@*:*=wait"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
+        await drain_requested(run)
+        await run.reached("building-2")
+        await run.cluster.until(
+            lambda v: any(w.activity is Activity.LEFT for w in workers(v)), "the vote switched"
+        )
+        run.let_go("building-2")
+        plan = await run.done("drain")
+
+        assert "inner groups are built at the switch" in plan.how
+        assert "TMD_BUILD=switch" in plan.builds_at_switch
+        await run.ends_like(long_golden)
+
+
+@pytest.mark.usefixtures("ring")
+@pytest.mark.thorough
+async def test_a_rank_that_cannot_build_at_the_switch_makes_all_build_anew(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks have switched by then: the step is run again with the groups of another epoch."""
+    monkeypatch.setenv("TMD_BUILD", "switch")
+    faults = [GATE, PACE, "building-2@0:*=raise", "building-3@*:*=pace"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
+        await drain_requested(run)
+        await run.reached("building-3")
+        run.let_go("building-3")
+
+        assert run.fired("building-2")
         await run.ends_like(long_golden)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tmd.fabric.generations.device_memory import BuildMemory
+from tmd.fabric.generations.inner import CannotBuildBeside
 
 GPU = torch.device("cuda", 0)
 
@@ -68,8 +69,34 @@ def test_each_group_has_a_need_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("odd", [700, 1], ids=["allocates", "frees"])
+def test_one_build_beside_training_says_nothing_yet(odd: int) -> None:
+    """A need that is too large would never be corrected: without a build there is no other."""
+    card = Card(5000)
+    memory = BuildMemory(card.read)
+    built(memory, card, takes=300, beside=False)
+    built(memory, card, takes=odd, beside=True)
+    card.free = 300
+    memory.check("g", GPU)
+    card.free = 299
+
+    with pytest.raises(CannotBuildBeside, match="a second set"):
+        memory.check("g", GPU)
+
+
+def test_no_build_needs_more_than_the_first() -> None:
+    card = Card(5000)
+    memory = BuildMemory(card.read)
+    for takes in (300, 700, 700, 700):
+        built(memory, card, takes=takes, beside=True)
+    card.free = 300
+    memory.check("g", GPU)
+
+    assert card.free == 300
+
+
+@pytest.mark.parametrize("odd", [700, 1], ids=["allocates", "frees"])
 def test_what_training_does_meanwhile_is_no_need(odd: int) -> None:
-    """The median of several builds counts, without the first, which loads kernels, too."""
+    """The median of several builds counts."""
     card = Card(5000)
     memory = BuildMemory(card.read)
     for takes in (900, odd, 100, 100):

@@ -15,10 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.fabric.fake_nccl import Cluster, FakeKind
+from tests.fabric.fake_nccl import Cluster, FakeKind, FakeNccl
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Member, Membership
 from tmd.fabric.generations.generations import BUILT_S, HUNG_LIMIT, GenerationLimits, Generations
+from tmd.fabric.generations.inner import BuildTime, CannotBuildBeside, GroupRequest
 from tmd.fabric.generations.states import TABLE, GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -62,15 +63,15 @@ class Job:
         self.workers[name] = Generations(kind, limits=GenerationLimits(SHORT_S, SHORT_S))
         return name
 
-    def build(self, holders: list[str]) -> None:
-        """Begin to build the next epoch on all its workers."""
+    def build(self, holders: list[str], when: BuildTime = BuildTime.BESIDE) -> None:
+        """Begin to build the next epoch on all its workers, or prepare it."""
         self.epoch += 1
         self.coming = list(holders)
         members = tuple(Member(worker=w, host=w, address="") for w in holders)
         self.prepared = Membership(epoch=self.epoch, members=members)
         for rank, worker in enumerate(holders):
             views = [view for view in VIEWS if rank in view.ranks]
-            self.workers[worker].prepare(views, self.prepared)
+            self.workers[worker].prepare(views, self.prepared, when=when)
 
     def leavers(self) -> list[str]:
         """Workers that give their rank away."""
@@ -119,7 +120,9 @@ class Job:
                 expected = torch.full((2,), float(sum(2**r for r in view.ranks)))
                 generation = self.workers[worker].live(view.name)
                 assert generation is not None
-                handle = generation.inner.backend.allreduce([value])
+                inner = generation.use()
+                assert inner is not None
+                handle = inner.backend.allreduce([value])
                 launched.append((value, expected, handle))
         return launched
 
@@ -226,7 +229,7 @@ def test_a_build_that_was_given_up_is_waited_for_before_the_next() -> None:
             j.cluster.hanging_builds.clear()
             j.cluster.changed.notify_all()
         j.switch()
-        assert not j.cluster.overlapped
+        assert "slow" not in j.cluster.overlapped
 
 
 def test_fifty_losses_with_a_hundred_aborts_none_of_which_hangs() -> None:
@@ -492,9 +495,143 @@ def test_a_recovery_waits_only_a_little_for_an_earlier_build() -> None:
         j.drop()
         later = Membership(epoch=j.epoch + 1, members=j.prepared.members)
         built: queue.SimpleQueue[str] = queue.SimpleQueue()
-        hurries.prepare([PAIR], later, built.put, hurried=True)
-        j.workers[j.holders[1]].prepare([PAIR], later, hurried=True)
+        hurries.prepare([PAIR], later, built.put, when=BuildTime.ALONE)
+        j.workers[j.holders[1]].prepare([PAIR], later, when=BuildTime.ALONE)
         assert built.get(timeout=SOON_S) == ""
+
+
+def test_what_is_built_at_a_switch_is_built_once_the_groups_before_are_freed() -> None:
+    """The device may have no room for both. Groups whose members stay are kept."""
+    with job() as j:
+        first = j.workers[j.holders[0]]
+        world, pair = first.live("world"), first.live("pair")
+        assert world is not None
+        built = set(j.cluster.began)
+        j.build([*j.holders[:2], j.fresh()], BuildTime.AT_SWITCH)
+        for worker in j.coming:
+            assert j.workers[worker].wait(SOON_S)
+        assert j.cluster.began == built
+
+        j.cluster.hanging_builds.add((j.holders[0], "world"))
+        first.switch(j.prepared)
+        assert world.state is GenerationState.FREED
+        j.cluster.release((j.holders[0], "world"))
+        for worker in j.coming[1:]:
+            j.workers[worker].switch(j.prepared)
+        j.workers[j.holders[2]].leave()
+        j.holders, j.held = j.coming, j.prepared
+        j.sums()
+        assert first.live("pair") is pair
+        assert not j.cluster.overlapped
+
+
+def test_what_is_to_be_built_at_a_switch_can_be_dropped() -> None:
+    """Nothing was built, and the next move builds beside training."""
+    with job() as j:
+        built = set(j.cluster.began)
+        j.build([*j.holders[:2], j.fresh()], BuildTime.AT_SWITCH)
+        dropped = [j.workers[worker]._next for worker in j.coming]
+        j.drop()
+        for each in dropped:
+            assert each is not None
+            each.await_end(SOON_S)
+            assert not each.running
+        assert j.cluster.began == built
+        j.sums()
+        j.build([*j.holders[:2], j.fresh()])
+        j.switch()
+
+
+def test_a_build_at_a_switch_comes_after_one_that_was_given_up() -> None:
+    """Two at once may wait for each other, so that no member switches earlier."""
+    with job() as j:
+        slow = Generations(FakeKind(j.cluster, "slow"), limits=GenerationLimits(SOON_S))
+        j.workers["slow"] = slow
+        holders = [*j.holders[:2], "slow"]
+        j.cluster.hanging_builds.add(("slow", "world"))
+        j.build(holders)
+        with j.cluster.changed:
+            j.cluster.changed.wait_for(lambda: ("slow", "world", j.epoch) in j.cluster.began)
+        j.drop()
+        j.build(holders, BuildTime.AT_SWITCH)
+        assert not slow.wait(SHORT_S)
+        j.cluster.release(("slow", "world"))
+        j.switch()
+        assert "slow" not in j.cluster.overlapped
+
+
+def test_a_build_at_a_switch_that_fails_says_why() -> None:
+    """The step is dropped then, and all groups are built anew."""
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        j.build([*j.holders[:2], j.fresh()], BuildTime.AT_SWITCH)
+        j.cluster.failing_builds.add((j.holders[0], "world"))
+        assert worker.follow(j.prepared, never) == ""
+        assert worker.of(WORLD) is None
+        assert "unhandled system error" in worker.failure("world")
+
+
+def test_a_build_at_a_switch_that_takes_too_long_is_given_up() -> None:
+    """All ranks stand still. What is built later nevertheless is freed."""
+    with job() as j:
+        limits = GenerationLimits(at_switch_s=SHORT_S)
+        slow = j.workers["slow"] = Generations(FakeKind(j.cluster, "slow"), limits=limits)
+        j.cluster.hanging_builds.add(("slow", "world"))
+        j.build([*j.holders[:2], "slow"], BuildTime.AT_SWITCH)
+        for worker in j.coming:
+            assert j.workers[worker].follow(j.prepared, never) == ""
+        late = slow._abandoned[0]
+        generation = slow.live("world")
+        assert generation is not None
+        assert slow.of(WORLD) is None
+        assert slow.failure("world") == f"it was not built within {SHORT_S:g} s"
+
+        slow.lose(j.prepared.epoch)
+        slow.leave()
+        slow.reap()
+        built = j.cluster.open
+        j.cluster.release(("slow", "world"))
+        late.await_end(SOON_S)
+        assert generation.state is GenerationState.FREED
+        others = [j.workers[worker].of(WORLD) for worker in j.holders[:2]]
+        assert all(others)
+        assert j.cluster.open == built + 2
+
+
+def test_a_loss_after_a_switch_ends_the_wait_for_what_is_built_there() -> None:
+    with job() as j, ThreadPoolExecutor() as threads:
+        worker = j.workers[j.holders[0]]
+        j.build([*j.holders[:2], j.fresh()], BuildTime.AT_SWITCH)
+        assert worker.wait(SOON_S)
+        worker.switch(j.prepared)
+        waiting = threads.submit(worker.of, WORLD)
+        with j.cluster.changed:
+            j.cluster.changed.wait_for(lambda: (j.holders[0], "world", j.epoch) in j.cluster.began)
+        worker.lose(j.prepared.epoch)
+        assert waiting.result(SOON_S) is None
+
+
+class Crowded(FakeKind):
+    """Of a worker whose device has no room for two sets of communicators."""
+
+    def build(self, request: GroupRequest) -> FakeNccl:
+        if request.when is BuildTime.BESIDE:
+            raise CannotBuildBeside("no room")
+        return super().build(request)
+
+
+def test_a_worker_that_lacks_room_beside_training_reports_it_until_it_ends() -> None:
+    """Each attempt costs the job a move that is dropped."""
+    with job() as j:
+        crowded = j.workers["crowded"] = Generations(Crowded(j.cluster, "crowded"))
+        j.build([*j.holders[:2], "crowded"])
+        assert not crowded.wait(SOON_S)
+        j.drop()
+        assert crowded.beside_obstacle == "no room"
+        j.build(j.coming, BuildTime.AT_SWITCH)
+        j.switch()
+        assert crowded.beside_obstacle == "no room"
+        assert not any(j.workers[worker].beside_obstacle for worker in j.holders[:2])
 
 
 def test_what_is_prepared_is_dropped_whatever_it_is_for() -> None:
@@ -616,6 +753,22 @@ class Life(RuleBasedStateMachine):
         self.job.build(self.with_fresh(rank))
         self.job.sums()
         self.job.switch()
+
+    @rule(rank=st.integers(0, 2))
+    def moves_and_builds_at_the_switch(self, rank: int) -> None:
+        self.job.build(self.with_fresh(rank), BuildTime.AT_SWITCH)
+        self.job.sums()
+        self.job.switch()
+
+    @rule(rank=st.integers(0, 2), who=st.integers(0, 2))
+    def loses_one_before_a_switch_that_builds(self, rank: int, who: int) -> None:
+        """Nothing of the move is used."""
+        job, holders = self.job, self.with_fresh(rank)
+        job.build(holders, BuildTime.AT_SWITCH)
+        lost = job.holders[who]
+        assert all(handle.wait() for *_, handle in job.lose(lost))  # type: ignore[attr-defined]
+        job.workers[holders[rank]].discard(job.prepared)
+        self.recover()
 
     @rule(rank=st.integers(0, 2), who=st.integers(0, 2))
     def moves_slowly(self, rank: int, who: int) -> None:

@@ -51,7 +51,7 @@ class Passing:
         """Build the next epoch beside the present one, whose rank r is ``fabrics[r]``."""
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
         for rank, fabric in enumerate(fabrics):
-            fabric.build_ahead(membership, rank, done.put)
+            fabric.generations.prepare(fabric.groups_of(rank), membership, done.put)
         assert [done.get(timeout=SOON_S) for _ in fabrics] == [""] * len(fabrics)
 
     def inner(self, fabric: Fabric) -> GlooInner:

@@ -25,8 +25,11 @@ class Scene(Facts):
         self._status = WorkerStatus("w", "job", 1, "", 0, Activity.TRAINING, step_seconds=0.1)
         self.looks = 0
         self.outcomes: list[str] = []
+        self.stalls: list[str] = []
         self.ends: Callable[[str], None] = lambda why: None
-        self.watch = BuildWatch(self._look, look_s=0.001, clock=lambda: self._now)
+        self.watch = BuildWatch(
+            self._look, self.stalls.append, look_s=0.001, clock=lambda: self._now
+        )
 
     def begin(self) -> None:
         def start(done: Callable[[str], None]) -> None:
@@ -75,15 +78,18 @@ def test_a_build_during_which_steps_are_committed_goes_on(scene: Scene) -> None:
     scene.ends("")
 
     assert scene.outcomes == [""]
+    assert scene.stalls == []
 
 
 def test_a_build_without_a_commit_is_given_up_once(scene: Scene) -> None:
-    """What it reports later counts no more."""
+    """What it reports later counts no more. The stall is reported, too: the next build is made at a
+    switch."""
     scene.wait(STALL_S + 1)
     scene.until(lambda: bool(scene.outcomes))
     scene.ends("")
 
     assert scene.outcomes == ["no step was committed for 11 s during a build of groups"]
+    assert scene.stalls == scene.outcomes
 
 
 def test_the_next_build_has_a_time_of_its_own(scene: Scene) -> None:

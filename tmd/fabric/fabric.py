@@ -16,6 +16,7 @@ from tmd.fabric.dial import PATIENCE_S, Caller
 from tmd.fabric.epoch_view import PROBE_PERIOD, EpochContext, EpochView, LinkKey, Links, put
 from tmd.fabric.frame import SHIFT, VOTE
 from tmd.fabric.generations.generations import Generations
+from tmd.fabric.generations.inner import BuildTime
 from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant
 from tmd.fabric.handshake import LinkHello, LinkPurpose, Seal
 from tmd.fabric.link import Link
@@ -103,6 +104,10 @@ class Fabric:
         """The groups of the rank that it holds or assumes."""
         return self._groups.views
 
+    def groups_of(self, rank: int) -> tuple[GroupView, ...]:
+        """The groups as they would be for ``rank``."""
+        return self._groups.of(rank)
+
     @property
     def built(self) -> tuple[GroupView, ...]:
         """The groups as the script of this process has built them."""
@@ -157,14 +162,7 @@ class Fabric:
         if self._sandbox is None:
             raise ValueError("only a worker in the sandbox can prepare to join")
         self.sandbox(self._sandbox.source, rank, membership.size)
-        views = self._groups.of(rank)
-        opened = self._ahead.open_all(views, membership, rank, timeout, cancel)
-        self.generations.prepare(views, membership)
-        return opened
-
-    def build_ahead(self, later: Membership, rank: int, done: Callable[[str], None]) -> None:
-        """Build the inner groups of ``rank`` in a future epoch: :meth:`Generations.prepare`."""
-        self.generations.prepare(self._groups.of(rank), later, done)
+        return self._ahead.open_all(self.groups_of(rank), membership, rank, timeout, cancel)
 
     def call_ahead(
         self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
@@ -174,8 +172,8 @@ class Fabric:
         A link that fails is left to the first operation of the new epoch. Inner groups are built in
         the background.
         """
-        views = self._groups.of(rank)
-        self.generations.prepare(views, membership, hurried=True)
+        views = self.groups_of(rank)
+        self.generations.prepare(views, membership, when=BuildTime.ALONE)
         return self._ahead.dial(views, membership, rank, timeout, cancel)
 
     def switch(self, membership: Membership, rank: int | None) -> None:

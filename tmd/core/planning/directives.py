@@ -52,6 +52,8 @@ class Prepare(Struct, frozen=True, tag=True):
     """Rank of the source: usually the one that moves, else a replica of it."""
     adopted: bool = False
     """The rank is adopted: nothing of its state is local to it, so that of the source is all."""
+    builds_at_switch: bool = False
+    """Its inner groups are built at the switch, and not before."""
 
 
 class ShadowRank(Struct, frozen=True, tag=True):
@@ -88,6 +90,8 @@ class Arm(Struct, frozen=True, tag=True):
     plan: str
     membership: Membership
     moves: tuple[Move, ...]
+    builds_at_switch: bool = False
+    """As in :class:`Prepare`."""
 
     def move_of(self, worker: str) -> Move:
         """The move by which ``worker`` hands over its rank."""
@@ -184,12 +188,14 @@ def _in_planned(plan: MigrationPlan, worker: str) -> Directive | None:
         plays = plan.old.rank_of(source.worker)
         assert plays is not None, "a planned move has its source in the old membership"
         adopted = move.rank in plan.old.adopted
-        return Prepare(plan.id, plan.new, move.rank, source, plays, adopted)
+        at_switch = bool(plan.builds_at_switch)
+        return Prepare(plan.id, plan.new, move.rank, source, plays, adopted, at_switch)
     rank = plan.old.rank_of(worker)
     if rank is None:
         return None
     if plan.phase in (Phase.READY, Phase.SWITCH):
-        return Arm(plan=plan.id, membership=plan.new, moves=plan.moves)
+        at_switch = bool(plan.builds_at_switch)
+        return Arm(plan.id, plan.new, plan.moves, at_switch)
     dropped = plan.id if plan.phase is Phase.DISARM else ""
     return Train(membership=plan.old, rank=rank, dropped=dropped)
 

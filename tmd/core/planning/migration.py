@@ -245,7 +245,10 @@ def failover_event(
 def how_prepared(plan: MigrationPlan, facts: PlanFacts) -> str:
     """How the joiners of ``plan`` get their state, in the order of its moves."""
     joiners = ((m, facts.status.get(m.joiner.worker)) for m in plan.moves if m.joiner)
-    return "; ".join(dict.fromkeys(_how(move, status) for move, status in joiners if status))
+    ways = dict.fromkeys(_how(move, status) for move, status in joiners if status)
+    if why := plan.builds_at_switch:
+        ways[f"inner groups are built at the switch, since {why}"] = None
+    return "; ".join(ways)
 
 
 def _how(move: Move, status: WorkerStatus) -> str:

@@ -72,7 +72,7 @@ def planned(
         )
         refused = refused_here(record, host)
         choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
-        return _open_planned(record, moves, verdict, choice, now)
+        return _open_planned(record, facts, moves, verdict, choice, now)
     return structs.replace(record, detail=obstacles[0])
 
 
@@ -95,7 +95,8 @@ def grown(record: JobRecord, view: ClusterView, facts: PlanFacts, now: float) ->
         cause=SHRUNK,
         reason=f"a standby can take rank {names}, which another rank has adopted",
     )
-    return _open_planned(record, moves, verdict, reasons(joiners, view, record, facts), now)
+    choice = reasons(joiners, view, record, facts)
+    return _open_planned(record, facts, moves, verdict, choice, now)
 
 
 def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:
@@ -153,6 +154,7 @@ def _pauses(record: JobRecord, host: str, request: str, age: float) -> str:
 
 def _open_planned(
     record: JobRecord,
+    facts: PlanFacts,
     moves: tuple[Move, ...],
     verdict: Verdict,
     choice: tuple[str, ...],
@@ -173,9 +175,20 @@ def _open_planned(
         leave=verdict.leave,
         request=verdict.request,
         choice=choice,
+        builds_at_switch=_beside_obstacle(record, facts, moves),
         timeline=(Mark(Phase.PREPARE, now),),
     )
     return structs.replace(record, plan=plan, proposed=epoch, detail="")
+
+
+def _beside_obstacle(record: JobRecord, facts: PlanFacts, moves: Iterable[Move]) -> str:
+    """Why no worker of a move can build its inner groups beside training; empty if all can."""
+    parties = [*record.membership.members, *(move.joiner for move in moves if move.joiner)]
+    for member in parties:
+        status = facts.status.get(member.worker)
+        if status is not None and status.beside_obstacle:
+            return f"{member.worker} reported: {status.beside_obstacle}"
+    return ""
 
 
 def _calm(facts: PlanFacts, worker: str) -> bool:

@@ -76,8 +76,7 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     """Workers whose link to this one broke first in the current poisoned step."""
     loss: float | None = None
     step_seconds: float = 0.0
-    stands_s: float = 0.0
-    """Seconds (monotonic) for which it has held a rank at ``step``."""
+    stands_s: float = 0.0  # seconds (monotonic) for which it has held a rank at `step`
     holds: tuple[int, ...] = ()
     """Ranks whose rank-local state at the start of ``step`` is stored here."""
     replicas: tuple[int, ...] = ()
@@ -91,8 +90,7 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     waiting: bool = False  # blocked in a collective: other ranks are late
     links_opened: int = 0
     rss_bytes: int = 0
-    kept_bytes: int = 0
-    """Host memory for inputs of collectives, kept to finish a step after a loss."""
+    kept_bytes: int = 0  # of host memory: inputs of collectives, to finish a step after a loss
     detail: str = ""
     shadow: ShadowStatus | None = None
     """Progress of its shadow, or (STANDBY) of the last one: the rank's state at ``step``."""
@@ -112,6 +110,7 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     first_rank: int | None = None  # what its script got as its rank when it began
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
     carrier: str = ""  # of its collectives, with the version of a library; empty if unknown
+    beside_obstacle: str = ""  # why its inner groups cannot be built beside training
     elastic: str | None = None
     """Why it cannot compute for several ranks; empty if it can, ``None`` if its script has not
     asked for that."""
@@ -245,6 +244,7 @@ class MigrationPlan(Struct, frozen=True):
     """Reasons for the choice of joiners, in sentences for people."""
     how: str = ""
     """Planned, from READY on: "live shadow", or "stop-and-copy" with the reason."""
+    builds_at_switch: str = ""  # why inner groups are not built beside training; empty if they are
     timeline: tuple[Mark, ...] = ()
     timings: dict[str, float] = {}
     """Seconds by name reported by the workers of the plan."""

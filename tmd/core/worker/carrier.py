@@ -11,6 +11,8 @@ from tmd.core.values.errors import ConfigError
 CUDA, CPU = "TMD_CUDA", "TMD_CPU"
 """Variables. The first: ``auto``, ``nccl`` or ``staged``. The second: ``own`` or, for tests,
 ``ring`` or ``gloo``, which override the first."""
+BUILD = "TMD_BUILD"
+"""Variable: ``beside`` or ``switch``."""
 OLDEST = (2, 26, 2)
 """Older versions may hang in an abort (nccl issue 1013, pytorch issue 119797)."""
 CRASHING = ((2, 28, 3), (2, 28, 8))
@@ -61,6 +63,16 @@ def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
     if refusal:
         return Choice(Carrier.OWN, refusal)
     return Choice(Carrier.NCCL, f"{_gpus(facts)} and {_nccl(facts)}")
+
+
+def beside_obstacle(environment: Mapping[str, str]) -> str:
+    """Why inner groups are never built beside training; empty if they may be.
+
+    Raises:
+        ConfigError: the variable has an unknown value.
+    """
+    build = _value(environment, BUILD, "beside", ("beside", "switch"))
+    return "" if build == "beside" else f"{BUILD}={build}"
 
 
 def name_of(choice: Choice, facts: CudaFacts) -> str:

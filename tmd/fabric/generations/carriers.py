@@ -10,7 +10,14 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from tmd.core.worker.carrier import Carrier, Choice, CudaFacts, choose, name_of
+from tmd.core.worker.carrier import (
+    Carrier,
+    Choice,
+    CudaFacts,
+    beside_obstacle,
+    choose,
+    name_of,
+)
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.generations import LIMITS, GenerationLimits, Generations
 from tmd.fabric.generations.inner import InnerKind
@@ -44,14 +51,15 @@ def carry(
     A group that cannot be ended within ``limits`` ends this process.
 
     Raises:
-        ConfigError: see :func:`choose`.
+        ConfigError: see :func:`choose` and :func:`beside_obstacle`.
     """
     facts = cuda_facts()
-    choice = choose(environment, facts)
+    choice, obstacle = choose(environment, facts), beside_obstacle(environment)
     kind = _kind(choice.carrier, fabric)
     if kind is not None:
         name = name_of(choice, facts)
         fabric.pass_to(Generations(kind, carrier=name, limits=limits, on_hung=_end_process))
+        fabric.generations.cannot_build_beside(obstacle)
         log.info("collectives are carried by %s: %s", choice.carrier, choice.reason)
     return choice
 

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 
 import torch
 
+from tmd.fabric.generations.inner import CannotBuildBeside
+
 BUILDS = 5
 """Number of builds of a group that are remembered, besides the first."""
+ENOUGH = 3
+"""Number of these from which on they count."""
 
 
 def free_on(device: torch.device) -> int:
@@ -24,8 +28,8 @@ class BuildMemory:
     """What the builds of one worker have taken, by group. Thread-safe.
 
     Training allocates and frees meanwhile, and so may other processes on the same device: the
-    median of the latest builds counts, and of the first one, which loads kernels, too, only if
-    there is no other.
+    median of the latest builds counts once there are enough. The first one, which loads kernels,
+    too, is the most that counts.
 
     Args:
         free: returns the free bytes of a device.
@@ -40,12 +44,13 @@ class BuildMemory:
         """Check that ``group`` fits beside the one that training uses.
 
         Raises:
-            RuntimeError: there is not enough memory.
+            CannotBuildBeside: there is not enough memory.
         """
         first, *later = self._taken[group] or [0]
-        need, free = statistics.median(later or [first]), self._free(device)
+        usual = statistics.median(later) if len(later) >= ENOUGH else first
+        need, free = min(first, usual), self._free(device)
         if free < need:
-            raise RuntimeError(
+            raise CannotBuildBeside(
                 f"a second set of communicators needs some {need / 1e6:.0f} MB of the memory of "
                 f"{device}, and {free / 1e6:.0f} MB are free: reduce what the script keeps there"
             )

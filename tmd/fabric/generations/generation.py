@@ -11,7 +11,13 @@ import torch
 
 from tmd.core.values.model import Membership
 from tmd.core.values.reasons import in_words
-from tmd.fabric.generations.inner import GroupRequest, Inner, InnerKind
+from tmd.fabric.generations.inner import (
+    BuildTime,
+    CannotBuildBeside,
+    GroupRequest,
+    Inner,
+    InnerKind,
+)
 from tmd.fabric.generations.states import GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -42,22 +48,28 @@ class Generation:
         device: torch.device | None = None,
         *,
         round: int = 0,
-        beside: bool = False,
+        when: BuildTime = BuildTime.ALONE,
+        wait_s: float | None = None,
     ) -> None:
-        """``device``, ``round``, ``beside``: see :class:`GroupRequest`."""
+        """``device``, ``round``, ``when``: see :class:`GroupRequest`. ``wait_s``: longest wait of
+        :meth:`use` for the build."""
         self.name = view.name
         self.epoch = membership.epoch
         self.members = members_of(view, membership)
         self.state = GenerationState.BUILDING
         self.failure = ""
         """Why it could not be built."""
+        self.only_at_switch = False
+        """It could not be built beside training."""
         self.settled = threading.Event()
         """Set once it is built, cannot be built, or was dropped."""
         self.unneeded = False
         """No member had used the group when it should be built."""
-        self.round = round
-        self._request = GroupRequest(view, membership, lambda: self.wanted, device, round, beside)
+        self.round, self.when, self._wait_s = round, when, wait_s
+        self._request = GroupRequest(view, membership, lambda: self.wanted, device, round, when)
         self._inner: Inner | None = None
+        self._build_over = False
+        """Whether no build can bring an inner group any more."""
         self._changing = threading.Lock()
 
     @property
@@ -78,6 +90,7 @@ class Generation:
         except BaseException as error:
             if self.wanted:
                 log.warning("group %s of epoch %d: %s", self.name, self.epoch, error)
+            self.only_at_switch = isinstance(error, CannotBuildBeside)
             self.fail(in_words(error))
             return
         with self._changing:
@@ -93,12 +106,20 @@ class Generation:
     def fail(self, why: str) -> None:
         """It cannot be built."""
         with self._changing:
-            self.failure = why
+            self.failure, self._build_over = why, True
         self.drop()
+
+    def _expire(self) -> None:
+        """Its build has taken too long, and may still end."""
+        with self._changing:
+            if self.state is GenerationState.BUILDING:
+                self.failure = f"it was not built within {self._wait_s:g} s"
+                self._drop()
 
     def use(self) -> Inner | None:
         """Wait until it is built, and use it from now on; ``None`` if it cannot be used."""
-        self.settled.wait()
+        if not self.settled.wait(self._wait_s):
+            self._expire()
         with self._changing:
             if self.state is GenerationState.READY:
                 self.state = transition(self.state, GenerationEvent.SWITCHED_TO)
@@ -147,7 +168,7 @@ class Generation:
     def close(self) -> None:
         """Free it, if it has been built or never will be. Never raises: training goes on."""
         with self._changing:
-            may_come = not (self._inner or self.failure or self.unneeded)
+            may_come = not (self._inner or self._build_over or self.unneeded)
             if self.state is GenerationState.FREED or may_come:
                 return
             self.state = transition(self.state, GenerationEvent.CLOSED)

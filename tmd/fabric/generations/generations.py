@@ -22,7 +22,7 @@ from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Membership
 from tmd.fabric.generations.aborts import ABORT_S, SETTLE_S, Aborts, OnHung
 from tmd.fabric.generations.generation import Generation, members_of
-from tmd.fabric.generations.inner import Inner, InnerKind
+from tmd.fabric.generations.inner import BuildTime, Inner, InnerKind
 from tmd.fabric.generations.preparation import Preparation
 from tmd.fabric.generations.states import GenerationState
 from tmd.fabric.grouping import GroupView
@@ -45,6 +45,8 @@ class GenerationLimits(NamedTuple):
     """For a build that was given up. The next one waits for it so long."""
     hurried_s: float = 5.0
     """Longest wait for such a build after a loss, when the job stands still."""
+    at_switch_s: float = 120.0
+    """Longest wait for a build at a switch. Then the step is dropped, and all are built anew."""
     abort_s: float = ABORT_S
     settle_s: float = SETTLE_S
 
@@ -91,6 +93,9 @@ class Generations:
         """Dropped preparations whose thread has not ended."""
         self._to_free: list[Generation] = []
         self._refusal = "nothing is prepared"
+        self.beside_obstacle = ""
+        """Why groups cannot be built beside training here, as an attempt has shown. It stays, since
+        each attempt costs the job a move that is dropped."""
         self._changing = threading.RLock()
 
     # --- use -----------------------------------------------------------------------------------
@@ -159,27 +164,35 @@ class Generations:
         membership: Membership,
         done: Callable[[str], None] = _ignore,
         *,
-        hurried: bool = False,
+        when: BuildTime = BuildTime.BESIDE,
     ) -> None:
-        """Begin to build what ``membership`` needs, in the background.
+        """Build what ``membership`` needs, in the background: from now on, or from the switch on.
 
         ``done`` is called, in any thread, with the reason why it cannot be built, or with an empty
-        one once it is built; it is not called if the preparation is dropped.
+        one once it can be switched to; it is not called if the preparation is dropped.
 
         A group whose members stay keeps its generation. After a loss nothing is kept. An earlier
         preparation is dropped, and its build is waited for before the next one begins: for a short
-        time only if ``hurried``.
+        time only after a loss.
         """
+        limits = self._limits
         with self._changing:
             self._drop("another epoch is prepared")
             former = self._running[-1] if self._running else None
+            wait_s = limits.at_switch_s if when is BuildTime.AT_SWITCH else None
             fresh = [
-                Generation(view, membership, self._used.get(view.name), beside=not hurried)
+                Generation(view, membership, self._used.get(view.name), when=when, wait_s=wait_s)
                 for view in views
                 if self._changes(view, membership)
             ]
-            patience_s = self._limits.hurried_s if hurried else self._limits.build_s
-            coming = Preparation(membership, fresh, self.kind, former, patience_s, done)
+            patience_s = limits.hurried_s if when is BuildTime.ALONE else limits.build_s
+
+            def ended(why: str) -> None:
+                if any(generation.only_at_switch for generation in fresh):
+                    self.cannot_build_beside(why)
+                done(why)
+
+            coming = Preparation(membership, fresh, self.kind, former, patience_s, ended)
             self._next, self._refusal = coming, ""
         # Not under the lock: it may call ``done`` at once.
         coming.start()
@@ -192,7 +205,11 @@ class Generations:
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the preparation; returns whether it is ready to be switched to."""
         coming = self._next
-        return coming is not None and coming.over.wait(seconds) and coming.ready
+        return coming is not None and coming.settled.wait(seconds) and coming.ready
+
+    def cannot_build_beside(self, why: str) -> None:
+        """Report that groups cannot be built beside training here."""
+        self.beside_obstacle = why
 
     @property
     def refusal(self) -> str:
@@ -204,7 +221,8 @@ class Generations:
         """Use the generations of ``membership`` from now on, in the main thread.
 
         What this worker has called in the generations before is done: its device was waited for.
-        They are freed by :meth:`reap`, since other members may still use them.
+        They are freed by :meth:`reap`, when training has gone on: freeing takes time. What is built
+        at the switch needs their memory, and no member uses them after the vote.
 
         Raises:
             IllegalTransition: those of the epoch are not ready; nothing has changed.
@@ -221,10 +239,14 @@ class Generations:
             self._next, self._held = None, membership
             self._refusal = "nothing is prepared"
             for generation in coming.by_name.values():
-                if not generation.unneeded:
+                if not (coming.at_switch or generation.unneeded):
                     generation.switch_to()
                 self._retire(generation.name)
             self._live.update(coming.by_name)
+            if coming.at_switch:
+                self._free(self._to_free)
+                self._abandoned.append(coming)
+                coming.begin()
 
     def follow(self, membership: Membership, lost: Callable[[], bool]) -> str:
         """Like :meth:`switch`, but returns why not; empty if it was done.
@@ -233,7 +255,7 @@ class Generations:
         generation is used any more after a failure: the other members have others by now.
         """
         deadline = time.monotonic() + BUILT_S
-        while (coming := self._next) is not None and not coming.over.wait(LOOK_S):
+        while (coming := self._next) is not None and not coming.settled.wait(LOOK_S):
             if lost() or time.monotonic() > deadline:
                 break
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,22 @@ Wanted = Callable[[], bool]
 """Whether what is being built is still wanted."""
 
 
+class BuildTime(StrEnum):
+    """When a group is built."""
+
+    BESIDE = "beside training"
+    """Training goes on meanwhile, in the group of the present epoch."""
+    AT_SWITCH = "at the switch"
+    """All members wait, and have freed the group of the epoch before."""
+    ALONE = "alone"
+    """At the start of a job, or after a loss."""
+
+
+class CannotBuildBeside(RuntimeError):
+    """The group cannot be built while training uses the one of the present epoch. It may be built
+    once that one is freed."""
+
+
 class GroupRequest(NamedTuple):
     """A group to be built, as one of its members asks for it."""
 
@@ -25,8 +42,7 @@ class GroupRequest(NamedTuple):
     """The device of the tensors that this worker has used in the group; ``None`` without any."""
     round: int = 0
     """Counts the builds of one epoch: in an earlier one no member needed the group."""
-    beside: bool = False
-    """Whether training goes on meanwhile, in the group of the present epoch."""
+    when: BuildTime = BuildTime.ALONE
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -72,6 +88,7 @@ class InnerKind(Protocol):
         groups that it never uses, and each costs memory of the device.
 
         Raises:
+            CannotBuildBeside: it may be built later, at a switch.
             Exception: it cannot be built, or is no longer wanted.
         """
         ...

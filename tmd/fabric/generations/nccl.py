@@ -20,11 +20,13 @@ from torch import Tensor
 
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.device_memory import BuildMemory
-from tmd.fabric.generations.inner import GroupRequest
+from tmd.fabric.generations.inner import BuildTime, GroupRequest
 from tmd.fabric.generations.link_store import meeting
 
 log = logging.getLogger("tmd.trainer")
 
+FREED_S = 5.0
+"""Longest wait at a switch for the memory of the groups before."""
 TIMEOUT = timedelta(hours=1)
 """The watch of the links notices a loss; torch's own time-out would end the process."""
 NEEDED = {
@@ -142,16 +144,21 @@ class NcclKind:
         rank = members.index(self._fabric.worker)
         # A thread that builds has no device of its own.
         device = request.device or self._device or _usual_device()
-        if request.beside:
-            # Before the others wait inside NCCL, which cannot be ended.
-            self._memory.check(request.view.name, device)
+        match request.when:
+            case BuildTime.BESIDE:
+                # Before the others wait inside NCCL, which cannot be ended.
+                self._memory.check(request.view.name, device)
+            case BuildTime.AT_SWITCH:
+                _join(self._freeing, FREED_S)
         with meeting(self._fabric, request) as store:
             if not store.needed:
                 return None
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
-            with self._memory.measured(request.view.name, device, beside=request.beside):
+            with self._memory.measured(
+                request.view.name, device, beside=request.when is BuildTime.BESIDE
+            ):
                 backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
                 backend.eager_connect_single_device(device)
         return NcclInner(request.view.name, backend, self._freeing, store)

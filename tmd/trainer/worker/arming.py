@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tmd.core.planning.directives import Arm, Directive, Train, Wait
+from tmd.core.planning.directives import Arm, Directive, Prepare, Train, Wait
 from tmd.core.values.model import Membership, WorkerStatus
 from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
+from tmd.fabric.generations.inner import BuildTime
 from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.worker.build_watch import BuildWatch
@@ -31,6 +32,11 @@ def must_wait(fabric: Fabric, sources: ShadowSources, step: int, order: Arm) -> 
         log.info("epoch %d waits for a message with a rank that moves", later.epoch)
         return True
     return fabric.misses(later) or sources.hold(order.plan, step)
+
+
+def build_time(order: Arm | Prepare) -> BuildTime:
+    """When the inner groups of the epoch of ``order`` are built."""
+    return BuildTime.AT_SWITCH if order.builds_at_switch else BuildTime.BESIDE
 
 
 class Arming:
@@ -64,19 +70,25 @@ class Arming:
         tell: Callable[[int, str, str], None],
         status: Callable[[], WorkerStatus],
     ) -> Arming:
-        """The arming of the worker of ``fabric``, whose groups are built beside training."""
-        watch = BuildWatch(status)
+        """The arming of the worker of ``fabric``. Groups that are built beside training are
+        watched."""
+        generations = fabric.generations
+        watch = BuildWatch(status, generations.cannot_build_beside)
 
         def build(order: Arm, done: Callable[[str], None]) -> None:
-            rank = order.membership.rank_of(fabric.worker)
-            obstacle = fabric.generations.obstacle
-            if rank is None or obstacle:
-                return done("" if rank is None else obstacle)
-            watch.build(partial(fabric.build_ahead, order.membership, rank), done)
+            later, when = order.membership, build_time(order)
+            rank = later.rank_of(fabric.worker)
+            if rank is None or generations.obstacle:
+                return done("" if rank is None else generations.obstacle)
+            start = partial(generations.prepare, fabric.groups_of(rank), later, when=when)
+            if when is BuildTime.BESIDE:
+                watch.build(start, done)
+            else:
+                start(done)
 
         def discard(later: Membership) -> None:
             watch.drop()
-            fabric.generations.discard(later)
+            generations.discard(later)
 
         return cls(tell, build, discard)
 

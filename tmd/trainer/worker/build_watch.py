@@ -23,16 +23,19 @@ class BuildWatch:
 
     Args:
         status: returns this worker's status, which shows its step.
+        on_stall: called with the reason why a build is given up.
     """
 
     def __init__(
         self,
         status: Callable[[], WorkerStatus],
+        on_stall: Callable[[str], None],
         *,
         look_s: float = LOOK_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._status, self._look_s, self._clock = status, look_s, clock
+        self._status, self._on_stall = status, on_stall
+        self._look_s, self._clock = look_s, clock
         self._build: _Build | None = None
         """The latest one."""
 
@@ -62,7 +65,9 @@ class BuildWatch:
             if status.step != step:
                 step, since = status.step, now
             elif is_stalled(now - since, status.step_seconds):
-                build.end(f"no step was committed for {now - since:.0f} s during a build of groups")
+                why = f"no step was committed for {now - since:.0f} s during a build of groups"
+                self._on_stall(why)
+                build.end(why)
 
 
 class _Build:

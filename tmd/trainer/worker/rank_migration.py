@@ -25,6 +25,7 @@ from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Failed, NextLoop, Obstacle, Rebuild
 from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.arming import build_time
 from tmd.trainer.worker.shadow_driver import AfterShadow, ShadowDriver, ShadowEnd
 from tmd.trainer.worker.status_reporter import StatusReporter
 
@@ -127,6 +128,11 @@ class RankMigration:
                     directive.rank,
                     timeout=PREPARE_TIMEOUT_S,
                     cancel=lambda: self._agent.directive != directive,
+                )
+                self._fabric.generations.prepare(
+                    self._fabric.groups_of(directive.rank),
+                    directive.membership,
+                    when=build_time(directive),
                 )
         except LinkError as error:
             refusal = str(error)
