@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -15,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member
+from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member, sync
 from tmd.core.values.errors import IllegalTransition, LinkError
 from tmd.core.worker.broken_step import Place, Progress, Rerun, reruns
 from tmd.fabric import Fabric, Group, Neutral
@@ -26,10 +29,13 @@ from tmd.fabric.grouping import Groups
 from tmd.fabric.kept_calls import DIGEST_LIMIT, CollectiveCall, KeptInputs, MemoryPool
 from tmd.fabric.step_log import StepLog
 from tmd.fabric.unfinished_step import TABLE, StepEvent, StepState, UnfinishedStep
+from tmd.fabric.wait_timer import WaitTimer
+from tmd.fabric.work import SLICE_S, Work
 from tmd.trainer.protocol.step_vote import exchange
 
 pytestmark = pytest.mark.timeout(60)
 LARGE, SMALL = 100_000, 12
+SOON_S, SHORT_S = 20.0, 0.2
 SIZE = 3
 STEP = 7
 
@@ -453,6 +459,91 @@ def test_an_operation_that_is_run_again_gives_the_same_bits(differs: bool) -> No
         assert all(fabric.poisoned is differs for fabric in fabrics)
 
 
+def test_a_vote_waits_for_an_operation_that_is_run_again() -> None:
+    """It may show that the ranks have other results: then nobody commits the step."""
+    with pair() as (c, fabrics), ThreadPoolExecutor() as threads:
+        c.allreduce(SMALL)
+        kept = c.of(fabrics[1]).log._kept[0]
+        assert isinstance(kept, KeptInputs)
+        kept.inputs[0][3] += 1
+        busy, go_on = threading.Event(), threading.Event()
+
+        def occupy() -> None:
+            busy.set()
+            go_on.wait()
+
+        c.of(fabrics[0])._runner.lane.run(occupy, inline=False)
+        busy.wait()
+        for fabric in fabrics:
+            fabric.step.go_back({"0": Rerun(0, 1)})
+        votes = [threads.submit(fabric.reduce_min, (1,)) for fabric in fabrics]
+        done, _ = concurrent.futures.wait(votes, SHORT_S)
+        go_on.set()
+
+        assert not done
+        assert all(isinstance(vote.exception(), LinkError) for vote in votes)
+
+
+def test_a_vote_waits_for_a_collective_that_nobody_waits_for() -> None:
+    """If a rank were lost after the vote, a committed step would contain garbage."""
+    with circle(2) as c, ThreadPoolExecutor() as threads:
+        c.group()
+        first, second = c.fabrics
+        mine, theirs = torch.ones(SMALL), torch.ones(SMALL)
+        work = c.of(first).allreduce([mine])
+        votes = [threads.submit(fabric.reduce_min, (1,)) for fabric in c.fabrics]
+        done, _ = concurrent.futures.wait(votes, SHORT_S)
+        c.of(second).allreduce([theirs]).wait()
+
+        assert not done
+        assert [vote.result(SOON_S) for vote in votes] == [(1,), (1,)]
+        assert work.is_completed()
+
+
+def test_the_time_of_a_suspension_is_not_that_of_a_wait() -> None:
+    """The script's time-out is for a peer, not for the leader's decision."""
+    with pair() as (_, (fabric, _)):
+        assert not fabric.blocked.paused()
+        fabric.poison("a loss")
+        fabric.step.broke(1)
+        assert fabric.blocked.paused()
+
+    looks = [threading.Event() for _ in range(10)]
+    unseen = iter(looks)
+
+    def paused() -> bool:
+        if (look := next(unseen, None)) is None:
+            return False
+        look.set()
+        return True
+
+    work = Work([], WaitTimer(paused))
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(work.wait, timedelta(seconds=SLICE_S * 2))
+        assert looks[-1].wait(SOON_S), "it has waited five times as long"
+        with pytest.raises(RuntimeError, match="not complete after"):
+            waiting.result(SOON_S)
+
+
+def test_operations_in_inference_mode_are_kept_like_others() -> None:
+    """What they leave in the pool of memory is written outside of that mode later."""
+    with pair() as (c, fabrics):
+        for step in range(4):
+            for fabric in fabrics:
+                fabric.step.begin(keeps=True)
+            c.allreduce(SMALL)
+            if step == 0:
+                c.each(lambda f: inferred(c.of(f), SMALL))
+                c.each(lambda f: inferred(c.of(f), LARGE))
+            c.allreduce(LARGE)
+        assert not any(fabric.poisoned for fabric in fabrics)
+
+
+def inferred(group: Group, length: int) -> None:
+    with torch.inference_mode():
+        group.allreduce([torch.ones(length)], sync()).wait()
+
+
 @pytest.mark.parametrize("leave", ["enters", "steps aside"])
 def test_a_loss_that_is_found_late_concerns_no_step_of_the_next_epoch(leave: str) -> None:
     """A thread marks the epoch as poisoned, and comes to the step only when that goes on."""
@@ -508,13 +599,15 @@ def test_no_memory_is_kept_once_nobody_follows() -> None:
         assert all(fabric.step.nbytes == 0 for fabric in fabrics)
 
 
-@pytest.mark.parametrize("unlike", ["several", "complex"])
+@pytest.mark.parametrize("unlike", ["several", "complex", "max"])
 def test_other_large_allreduces_keep_their_inputs(unlike: str) -> None:
-    """Several tensors may share memory; sums of complex numbers may depend on the place."""
+    """Several tensors may share memory; the result of an element may depend on its place with
+    complex numbers, and with the largest of zeros or NaNs."""
     with pair() as (c, fabrics):
         one = torch.ones(LARGE, dtype=torch.complex64 if unlike == "complex" else torch.float32)
         count = 2 if unlike == "several" else 1
-        c.each(lambda f: c.of(f).allreduce([one.clone() for _ in range(count)]).wait())
+        opts = sync(reduceOp=dist.ReduceOp.MAX if unlike == "max" else dist.ReduceOp.SUM)
+        c.each(lambda f: c.of(f).allreduce([one.clone() for _ in range(count)], opts).wait())
         assert all(isinstance(c.of(f).log._kept[0], KeptInputs) for f in fabrics)
 
 

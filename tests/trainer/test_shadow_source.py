@@ -121,6 +121,24 @@ def test_a_boundary_says_whether_outputs_may_still_come() -> None:
         assert [f.quiet for f in s.ear.of(Boundary)][-2:] == [False, True]
 
 
+def test_a_settled_joiner_proves_from_time_to_time_that_it_computes_the_same() -> None:
+    """With DDP its state stays equal although its own gradients have come to differ."""
+    with show(plan="", pace=SourcePace(check_every=3)) as s:
+        s.arrive()
+        early = s.shown.tries
+        s.ear.say(Settled())
+        while not s.shown._settled:
+            s.train(1)
+        seen = []
+        for _ in range(6):
+            s.begin()
+            seen.append((s.step, s.shown.tries))
+            s.commit()
+
+    assert early
+    assert seen == [(step, step % 3 == 0) for step, _ in seen]
+
+
 def test_a_settled_joiner_gets_no_more_tails() -> None:
     """Each of its steps is still compared."""
     with show() as s:

@@ -174,6 +174,24 @@ def test_a_switch_does_not_wait_for_an_earlier_link_of_a_joiner() -> None:
         new.end()
 
 
+def test_what_is_between_two_calls_is_not_counted_as_a_step() -> None:
+    """A script may evaluate there for a minute."""
+    with scene(feed(closed=False)) as s:
+        step = 0
+        ear = Ear(s.ask(PLAN)[0])
+        ear.say(Begin())
+        while not any(mirror.copies for mirror in s.mirrors._mirrors):
+            step += 1
+            s.mirrors.at_boundary(step)
+        s.mirrors.output("allreduce", "0", [zeros(250)])
+        s.mirrors.close_feed()
+        s.mirrors.at_boundary(step + 1)
+
+        assert not s.mirrors._load.spares(400)
+        s.mirrors.close()
+        ear.end()
+
+
 def test_a_step_in_which_a_copy_was_given_up_is_not_counted() -> None:
     """The joiner comes back within the step, of which only a part of the outputs was counted."""
     with scene(feed(closed=False)) as s:

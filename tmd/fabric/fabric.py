@@ -47,7 +47,7 @@ class Fabric:
         self.counters = LinkCounters()
         self.tap: Tap | None = None
         self.generations = Generations()
-        self.calls, self.blocked = CallCounter(), WaitTimer()
+        self.calls, self.blocked = CallCounter(), WaitTimer(lambda: self.step.suspended)
         self.passes = Passes(lambda: self.standing)
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
@@ -273,7 +273,9 @@ class Fabric:
         return changed
 
     def settle(self) -> None:
-        """Wait for what inner groups run. Only then does :attr:`poisoned` show an abort."""
+        """Wait for the collectives called so far. Only then does :attr:`poisoned` show whether one
+        of them broke."""
+        self._groups.rest()
         self._groups.settle()
 
     def drain(self) -> None:

@@ -123,7 +123,8 @@ class Groups:
             group.settle()
 
     def rest(self) -> None:
-        """Wait for the callbacks that are attached to operations."""
+        """Wait for the collectives called so far, and for the callbacks that are attached to
+        them."""
         for group in self:
             group.rest()
 

@@ -198,8 +198,8 @@ class Identity(dist.ProcessGroup):
         self.shutdown()
 
     def rest(self) -> None:
-        """Wait for the callbacks that are attached to operations of this group."""
-        self._runner.callbacks.rest()
+        """See :meth:`Runner.rest`."""
+        self._runner.rest()
 
     def shutdown(self) -> None:
         """Close the links and end the threads of this group; idempotent."""

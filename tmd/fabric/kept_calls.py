@@ -21,7 +21,7 @@ from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.frame import FrameKind
-from tmd.fabric.memory import has_memory, plain, view
+from tmd.fabric.memory import empty_bytes, has_memory, plain, view
 from tmd.fabric.packing import flat_bytes
 
 ALIGNED = 64
@@ -86,7 +86,7 @@ class MemoryPool:
         while self._free and self.nbytes + size > self._bound:
             self.nbytes -= self._free.pop(0).nbytes
         self.nbytes += size
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
+        return empty_bytes(size)
 
 
 class KeptCall(Protocol):
@@ -130,7 +130,7 @@ def keep_parts(
     call: CollectiveCall, tensors: Sequence[Tensor], pool: MemoryPool
 ) -> KeptParts | None:
     """Keep what a large all-reduce needs to be finished; ``None`` for all other operations."""
-    if isinstance(call.body, Allreduce) and Allreduce.has_parts(call.inputs):
+    if isinstance(call.body, Allreduce) and call.body.has_parts(call.inputs):
         return KeptParts(call, call.body, tensors[0], pool)
     return None
 

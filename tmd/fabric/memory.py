@@ -40,11 +40,18 @@ def has_memory(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= needed
 
 
+def empty_bytes(size: int) -> Tensor:
+    """``size`` bytes with any content, which may be written whatever mode of autograd the caller is
+    in, now or later."""
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
 class Scratch:
     """Memory that one thread reuses; larger buffers than ``KEPT`` are not kept."""
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._buffer = empty_bytes(0)
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         """``count`` elements with any content, valid until the next call."""
@@ -53,5 +60,5 @@ class Scratch:
             return torch.empty(count, dtype=dtype, device="cpu")
         if self._buffer.numel() < size:
             larger = 1 << (size - 1).bit_length()
-            self._buffer = torch.empty(larger, dtype=torch.uint8, device="cpu")
+            self._buffer = empty_bytes(larger)
         return self._buffer[:size].view(dtype)

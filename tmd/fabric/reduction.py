@@ -47,6 +47,15 @@ class Reduction:
     combine: Combine
     average: bool = False
 
+    def is_placeless(self, dtype: torch.dtype) -> bool:
+        """Whether an element's result never depends on where in its tensor it is.
+
+        torch combines the last few elements of a tensor by other instructions. They may round a
+        complex product, or choose between zeros and NaNs, in another way.
+        """
+        chooses = self.combine in (torch.minimum, torch.maximum)
+        return not (dtype.is_complex or (chooses and dtype.is_floating_point))
+
     def finish(self, tensor: Tensor, size: int) -> None:
         """Turn the merged result of ``size`` ranks into the final one, in place."""
         if not self.average:

@@ -102,6 +102,14 @@ class Runner:
         is_done = latest is None or latest.is_completed()
         return not self.lane.busy or (is_done and self.lane.drain(UNWIND_S))
 
+    def rest(self) -> None:
+        """Wait for the collectives called so far, for those that are run again for other ranks, and
+        for the callbacks that are attached to any of them."""
+        self.callbacks.rest()
+        if self.lane.busy:
+            with self.fabric.blocked:
+                self.lane.drain(None)
+
     def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
         self.fabric.calls.ran += 1
         op = call.kind.name.lower()

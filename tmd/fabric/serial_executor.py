@@ -47,8 +47,8 @@ class SerialExecutor:
         finally:
             self._done()
 
-    def drain(self, timeout: float) -> bool:
-        """Wait until nothing runs or is queued; ``False`` after ``timeout``."""
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until nothing runs or is queued; ``False`` after ``timeout``, if there is one."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, timeout)
 

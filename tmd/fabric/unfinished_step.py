@@ -81,6 +81,10 @@ class UnfinishedStep:
     def state(self) -> StepState:
         return self._state
 
+    @property
+    def suspended(self) -> bool:
+        return self._state is StepState.SUSPENDED
+
     def _move(self, event: StepEvent) -> None:
         """Apply ``event``. The caller holds the lock."""
         refusal = f"'{event}' cannot happen to a step that is {self._state}"
@@ -113,8 +117,14 @@ class UnfinishedStep:
             self._await_decision()
             return self._state is StepState.VOID
 
+    def come_to_vote(self) -> bool:
+        """End the step once the collectives that were called in it are complete: one that broke
+        after the vote would give a committed step garbage. Returns whether it is void."""
+        self._groups.rest()
+        return self.end()
+
     def end(self) -> bool:
-        """End the step, at its vote; waits while it is suspended. Returns whether it is void."""
+        """End the step; waits while it is suspended. Returns whether it is void."""
         with self._changed:
             self._await_decision()
             if self._state is StepState.OPEN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -26,7 +26,9 @@ class Waits(NamedTuple):
 class WaitTimer:
     """Counts the waiting threads. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, paused: Callable[[], bool] = lambda: False) -> None:
+        """``paused``: whether operations wait for a decision of the leader, and not for a rank."""
+        self.paused = paused
         self._lock = threading.Lock()
         self.level = 0
         self.own = 0

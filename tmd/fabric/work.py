@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -19,6 +20,10 @@ from tmd.torch_private.c10d import Work as TorchWork
 WITHOUT_CALLS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 """Module whose callbacks call no operation. Waiting for them would cost DDP the overlap of
 communication and computation."""
+
+
+SLICE_S = 0.05
+"""How often a wait with a time-out looks whether the step is suspended."""
 
 
 class ResultFuture(Future[list[Tensor]]):
@@ -103,17 +108,28 @@ class Work(TorchWork):
                 future.wait()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Block until complete. Raises RuntimeError after ``timeout`` (zero: never)."""
+        """Block until complete. Raises RuntimeError after ``timeout`` (zero: never), in which the
+        time does not count for which a loss suspends the step."""
         if not self._completed:
             # A negative time-out is torch's value for "not given".
             seconds = timeout.total_seconds()
             with self._blocked:
-                if not self._done.acquire(timeout=seconds if seconds > 0 else -1):
+                if not (self._acquire_within(seconds) if seconds > 0 else self._done.acquire()):
                     raise RuntimeError(f"operation not complete after {seconds} s")
                 self._done.release()
         if self._error is not None:
             raise self._error
         return True
+
+    def _acquire_within(self, seconds: float) -> bool:
+        left = seconds
+        while left > 0:
+            began = time.monotonic()
+            if self._done.acquire(timeout=min(left, SLICE_S)):
+                return True
+            if not self._blocked.paused():
+                left -= time.monotonic() - began
+        return False
 
     def get_future(self) -> ResultFuture:
         """A future whose value is the list of output tensors, never ``None``."""

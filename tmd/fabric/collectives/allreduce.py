@@ -56,11 +56,12 @@ class Allreduce:
         """The same for one tensor, each element of which is overwritten only with its result."""
         allreduce(op, parts.flat, self.reduction, parts)
 
-    @staticmethod
-    def has_parts(tensors: Sequence[Tensor]) -> bool:
+    def has_parts(self, tensors: Sequence[Tensor]) -> bool:
         """Whether :meth:`in_parts` can be used. All ranks give the same answer.
 
-        It cannot be used for several tensors, since they may share memory, or for complex numbers,
-        since their sums may depend on where a part begins.
+        It cannot be used for several tensors, since they may share memory, or if a result may
+        depend on where a part begins.
         """
-        return len(tensors) == 1 and tensors[0].nbytes > SMALL and not tensors[0].is_complex()
+        if len(tensors) != 1 or tensors[0].nbytes <= SMALL:
+            return False
+        return self.reduction.is_placeless(tensors[0].dtype)

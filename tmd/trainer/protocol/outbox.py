@@ -101,4 +101,6 @@ class Outbox:
             if self._held + size > self._bound:
                 return None
             self._held += size
-        return device.current().host_memory((size,), torch.uint8)
+        # A collective may be called in inference mode, and the next one outside.
+        with torch.inference_mode(False):
+            return device.current().host_memory((size,), torch.uint8)

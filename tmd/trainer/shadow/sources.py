@@ -85,6 +85,12 @@ class ShadowSources:
         if self._window.version is not None:
             self._window.close()
 
+    def close_feed(self) -> None:
+        """A ``batches()`` call has ended: the script may change the parameters, and do anything
+        else, before the next step."""
+        self.close_window()
+        self._load.end(time.monotonic(), counts=False)
+
     def before_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply the final gradients of a committed step."""
         if self._mirrors:
@@ -106,6 +112,7 @@ class ShadowSources:
         self._window.close()
         for mirror in self._mirrors:
             mirror.drop(reason, final=final)
+        self._copying = None
         self._sweep()
 
     def spent(self) -> dict[str, float]:

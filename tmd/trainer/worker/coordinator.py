@@ -172,7 +172,7 @@ class Coordinator:
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
         """Whether this step is committed. If it ``trains``, an optimizer runs next.
         Raises Interrupted if it must be repeated."""
-        if self._known is not None and self._fabric.step.end():
+        if self._known is not None and self._fabric.step.come_to_vote():
             raise Interrupted
         if self.idle:
             return VoteOutcome.SHADOW
@@ -272,8 +272,7 @@ class Coordinator:
                 return False
             if not self._rolls_forward():
                 return self.finishing
-        # A script may change the parameters between two calls.
-        self._parts.sources.close_window()
+        self._parts.sources.close_feed()
         feed.close()
         self._parts.snapshots.call_over(feed.call + 1)
         local.carry_over(self.status.step)
