@@ -136,6 +136,22 @@ def test_raw_links_of_all_purposes_are_kept_up_to_a_number() -> None:
         assert not raw.accept("purpose-1", timeout=0).severed
 
 
+def test_a_raw_link_whose_caller_has_hung_up_is_not_accepted() -> None:
+    """A later call of the same purpose is."""
+    raw = RawLinks()
+    with ExitStack() as links:
+        links.callback(raw.close)
+        other, gone = links.enter_context(linked())
+        raw.park("purpose", gone)
+        other.close()
+        assert gone.ended
+        with pytest.raises(LinkError, match="no caller"):
+            raw.accept("purpose", timeout=0)
+        _, link = links.enter_context(linked())
+        raw.park("purpose", link)
+        assert raw.accept("purpose", timeout=0) is link
+
+
 def test_a_receive_after_one_without_a_thread_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may refuse a thread once; a dead sender must still be found out later."""
     before = set(threading.enumerate())

@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.placing import DataPlace, placed
+from tmd.trainer.state.placing import DataPlace, Evaluations, placed
 
 DATA = list(range(12))
 
@@ -186,6 +186,34 @@ def test_what_was_placed_once_is_never_refused_later() -> None:
         assert [int(each) for each in loader] == DATA[rank::3]
     with pytest.raises(ValueError, match="fixed for rank 1"):
         placed(DataLoader(Stream(1, world_size=3)), DataPlace(1, 3))
+
+
+class Keeps(Late):
+    """Reads the rank once."""
+
+    def __iter__(self) -> Iterator[int]:
+        if not hasattr(self, "rank"):
+            return super().__iter__()
+        return iter(DATA[self.rank :: 3])
+
+
+@pytest.mark.parametrize(("stream", "warned"), [(Keeps, True), (Late, False)])
+def test_an_evaluation_with_the_data_of_another_rank_is_reported(
+    stream: type[Late], warned: bool
+) -> None:
+    """Once the worker has run one after a move. It could be told from others no earlier."""
+    ranks = [1, 1, 2, 2, 2]
+    read = iter(ranks)
+    loader = DataLoader(stream(lambda: next(read)))
+    evaluations, found = Evaluations(), list[str]()
+    counts = []
+    for rank in ranks:
+        evaluations.placed(loader, DataPlace(rank, 3), lambda rank_kept: found.append(rank_kept))
+        counts.append(len(found))
+        list(loader)
+
+    assert counts == [0, 0, 0, int(warned), int(warned)]
+    assert all("kept rank 1 although" in each for each in found)
 
 
 def test_what_a_step_has_drawn_from_is_never_refused_later() -> None:

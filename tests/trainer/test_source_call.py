@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import struct
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Member
-from tmd.fabric import Fabric
+from tmd.fabric import Fabric, Link
 from tmd.fabric.handshake import OPENING
 from tmd.trainer.state_transfer.source_call import await_call
 
@@ -53,15 +54,18 @@ def test_a_source_that_calls_late_is_waited_for() -> None:
             asked.set()
             return False
 
+        calls = queue.SimpleQueue[Link]()
+
         def call() -> None:
             asked.wait(30)
-            source.connect(member(joiner), "state", timeout=10).close()
+            calls.put(source.connect(member(joiner), "state", timeout=10))
 
         caller = threading.Timer(5 * SOON_S, call)
         caller.start()
         link = await_call(joiner, "state", member(source), not_cancelled, SOON_S)
         link.close()
         caller.join()
+        calls.get().close()
 
         assert link.peer == "source"
 

@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
+from tmd.trainer.state.left_out_optimizers import _state_in
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.unregistered import LOOKS, UnregisteredState
 
@@ -211,6 +216,35 @@ def test_an_optimizer_inside_a_registered_object_is_not(copied: bool) -> None:
     second = Copying(inner) if copied else Wrapper(inner)
     both = [inner, optimizer]
     assert stepped(both, model=model, optimizer=optimizer, second=second) == []
+
+
+def with_state(param: torch.Tensor, state: torch.Tensor) -> AdamW:
+    optimizer = AdamW([param])
+    optimizer.state[param] = {"exp_avg": state}
+    return optimizer
+
+
+def test_a_copy_of_a_state_that_is_divided_among_ranks_is_recognised() -> None:
+    """This rank's part of it is saved."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        whole = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False)
+        optimizer = with_state(nn.Parameter(whole), whole)
+
+        assert _state_in(optimizer, [torch.ones(2, 3)])
+        assert not _state_in(optimizer, [torch.full((2, 3), 2.0)])
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.5], ids=["all", "first rows"])
+def test_zeros_are_no_copy_of_zeros(rest: float) -> None:
+    """Such as the row of an embedding that stands for padding, in the weights and in the state."""
+    weight, state = torch.full((512, 300), rest), torch.full((512, 300), rest / 2)
+    weight[0], state[0] = 0.0, 0.0
+
+    assert not _state_in(with_state(nn.Parameter(weight), state), [weight.clone()])
 
 
 def test_what_only_looks_like_an_optimizer_hides_nothing() -> None:

@@ -33,18 +33,23 @@ class RawLinks:
         with self._arrived:
             if self._closed:
                 return link.close()
-            surplus = [entry for entry in self._parked if entry[1].ended]
-            left = [entry for entry in self._parked if entry not in surplus]
-            alike = [entry for entry in left if entry[0] == purpose]
+            self._sweep()
+            alike = [entry for entry in self._parked if entry[0] == purpose]
             if len(alike) >= PARKED:
-                surplus.append(alike[0])
-            elif len(left) >= PARKED_IN_ALL:
-                surplus.append(left[0])
-            for entry in surplus:
-                self._parked.remove(entry)
-                entry[1].close()
+                self._drop(alike[0])
+            elif len(self._parked) >= PARKED_IN_ALL:
+                self._drop(self._parked[0])
             self._parked.append((purpose, link))
             self._arrived.notify_all()
+
+    def _sweep(self) -> None:
+        """Drop the links whose callers have hung up."""
+        for entry in [entry for entry in self._parked if entry[1].ended]:
+            self._drop(entry)
+
+    def _drop(self, entry: tuple[str, Link]) -> None:
+        self._parked.remove(entry)
+        entry[1].close()
 
     def accept(
         self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
@@ -58,6 +63,7 @@ class RawLinks:
         deadline = time.monotonic() + timeout
         with self._arrived:
             while True:
+                self._sweep()
                 for entry in self._parked:
                     if entry[0] == purpose:
                         self._parked.remove(entry)

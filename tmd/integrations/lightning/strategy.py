@@ -126,6 +126,13 @@ class TmdStrategy(DDPStrategy):
             trainer.fit_loop = SessionFitLoop.of(trainer.fit_loop, self)
         super().setup(trainer)
 
+    def process_dataloader(self, dataloader: object) -> object:
+        loader, trainer = super().process_dataloader(dataloader), self.lightning_module.trainer
+        if trainer.sanity_checking or trainer.validating:
+            # Before the sanity check iterates it: a stream may keep its rank then.
+            self.session.placed(loader)
+        return loader
+
     def on_train_start(self) -> None:
         """Register all that a step changes. Called by the fit loop before its first batch."""
         others: dict[str, Any] = {"lightning": self._trainer.fit_loop.progress}

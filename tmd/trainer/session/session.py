@@ -33,7 +33,7 @@ from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Position, StepSampler
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.placing import DataPlace, Loader, placed
+from tmd.trainer.state.placing import DataPlace, Evaluations, Loader
 from tmd.trainer.state.replicas import Partition, partition
 from tmd.trainer.state.seeds import base_seed
 from tmd.trainer.state.state import Registry
@@ -65,6 +65,7 @@ class Session:
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
         self._rank_kept: str | None = None
+        self._evaluations = Evaluations()
         """Where the loop decides by an old rank; ``None`` before the search, empty if nowhere, or
         once it is reported."""
         self.built: Any = None
@@ -311,7 +312,7 @@ class Session:
         Raises:
             ValueError: ``loader`` divides the data otherwise, or keeps the part of one rank.
         """
-        return placed(loader, self._place())
+        return self._evaluations.placed(loader, self._place(), self._hooks.warn)
 
     def _place(self) -> DataPlace:
         if self._data_mesh is None:

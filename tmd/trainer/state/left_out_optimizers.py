@@ -84,14 +84,19 @@ def _state_in(optimizer: Optimizer, saved: Sequence[Tensor]) -> bool:
     kept = [v for v in states if isinstance(v, Tensor) and v.dim()]  # no numbers of steps
     if not kept or not memory_of(kept).isdisjoint(memory_of(saved)):
         return True
-    largest = max(kept, key=Tensor.numel)
-    alike = (t for t in saved if t.shape == largest.shape)
-    return any(torch.equal(sample_of(t).cpu(), sample_of(largest).cpu()) for t in alike)
+    largest = max(map(part, kept), key=Tensor.numel)
+    sample = sample_of(largest).cpu()
+    if not sample.any():
+        return False  # another tensor may be zero, too
+    alike = (t for t in map(part, saved) if t.shape == largest.shape)
+    return any(torch.equal(sample_of(t).cpu(), sample) for t in alike)
 
 
 def sample_of(tensor: Tensor) -> Tensor:
-    """Some elements of this rank's part."""
-    return part(tensor.detach()).flatten()[:SAMPLE]
+    """Some elements of this rank's part, from all over it: rows of an embedding may stay as they
+    are."""
+    whole = part(tensor).flatten()
+    return whole[:: max(1, whole.numel() // SAMPLE)]
 
 
 def memory_of(tensors: Iterable[Tensor]) -> set[int]:
