@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TypeVar
 
 import pytest
@@ -25,11 +25,13 @@ from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.link import Link
-from tmd.fabric.memory import Scratch
+from tmd.fabric.memory import Scratch, view
 from tmd.fabric.reduction import Reduction, reduction
 
 pytestmark = pytest.mark.timeout(60)
 LENGTH = 5000
+SHORT_S = 0.02
+"""Between pieces of a message, so that most are received alone."""
 SEVERAL_CHUNKS = 2_700_000
 """Elements of four bytes that are two chunks, also among five ranks."""
 T = TypeVar("T")
@@ -101,10 +103,11 @@ def dying(message: int, sent: int) -> type[Op]:
             source: int | None,
             arrivals: Iterator[memoryview | None],
             total_in: int,
+            unit: int = 1,
         ) -> None:
             payload = queue[0] if queue else memoryview(b"")
             self._dies(to, memoryview(self._header.packed(total_out)), payload)
-            super().stream(to, queue, total_out, source, arrivals, total_in)
+            super().stream(to, queue, total_out, source, arrivals, total_in, unit)
 
     return Dying
 
@@ -263,23 +266,36 @@ def test_a_result_whose_memory_the_script_has_freed_is_given_to_nobody() -> None
     assert parts.holding().final == ()
 
 
-@pytest.mark.parametrize("arrived", [400, 401])
-def test_an_element_that_a_break_has_torn_is_not_taken_for_an_input(arrived: int) -> None:
-    """The last rank has received part of a message whose elements no other survivor has. If it ends
-    within an element, that element can neither be given nor reduced again."""
-    size, how = 4, reduction(ReduceOp.SUM, torch.float32, "all_reduce")
-    result = torch.frombuffer(bytearray(expected(size, how, torch.float32)), dtype=torch.uint8)
-    all_parts = [parts_of(rank, torch.float32) for rank in range(size)]
-    parts, error = all_parts[-1], LinkError("gone")
-    error.arrived = arrived
-    parts.flat.view(torch.uint8)[:arrived] = result[:arrived]
-    with suppress(LinkError), parts.receiving(0, LENGTH):
-        raise error
+@pytest.mark.parametrize("pieces", [[400], [401], [403, 1], [1, 1, 1], [2, 7, 999], [3, 4000]])
+def test_a_break_tears_no_element(pieces: list[int]) -> None:
+    """However the bytes before it come: what is not replaced by a result is still an input."""
+    before, result = data(0, torch.float32), data(1, torch.float32)
+    sent = sum(pieces)
+    parts = Parts(before.clone(), torch.empty_like)
+    header = FrameHeader(1, 0, FrameKind.ALLREDUCE, 0, 0, 0).packed(LENGTH * 4)
+    stream = header + bits(result)[:sent]
+    cuts = [0, *(len(header) + sum(pieces[: n + 1]) for n in range(len(pieces)))]
+    mesh = Mesh(2)
 
-    found = finish(all_parts, how)
-    assert found == [arrived == 400] * size
-    right = [bits(each.flat) == bits(result) for each in all_parts]
-    assert right == found
+    def give(rank: int) -> None:
+        link = mesh._links[rank][1 - rank]
+        if rank == 1:
+            for start, stop in pairwise(cuts):
+                link.sock.sendall(stream[start:stop])
+                taken.acquire(timeout=SHORT_S)
+            return link.close()
+        missing = (0, LENGTH)
+        target = iter((view(parts.flat),))
+        with pytest.raises(LinkError):
+            halving._receive_parts(mesh.of(0), 1, None, target, missing, parts)
+
+    taken = threading.Semaphore(0)
+    on_all(2, give)
+    mesh.close()
+
+    whole = sent // 4
+    assert bits(parts.flat) == bits(result)[: 4 * whole] + bits(before)[4 * whole :]
+    assert parts.holding().final == (((0, whole),) if whole else ())
 
 
 def test_inputs_are_not_overwritten_with_partial_sums() -> None:

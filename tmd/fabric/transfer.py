@@ -8,9 +8,12 @@ overlap and the socket buffers are too small.
 from __future__ import annotations
 
 import select
+from array import array
 from collections import deque
 from collections.abc import Iterator
+from fcntl import ioctl
 from socket import MSG_DONTWAIT
+from termios import FIONREAD
 
 from tmd.core.values.errors import LinkError
 from tmd.fabric.frame import BYE, HEADER_SIZE, check
@@ -115,6 +118,7 @@ def pump(
     inp: Link,
     arrivals: Iterator[memoryview | None],
     expected: bytes | None,
+    unit: int = 1,
 ) -> None:
     """Send all of ``queue`` while receiving ``expected`` and then each buffer of ``arrivals``.
 
@@ -123,17 +127,22 @@ def pump(
     ``arrivals`` resumes when its last buffer is full; it may process the data and append to
     ``queue``. It yields ``None`` to be resumed after something has been sent.
 
+    ``unit``: bytes that are written into a buffer of ``arrivals`` together or not at all, even if
+    the link breaks in the middle of them; the length of each buffer is a multiple.
+
     Raises LinkError, with the number of bytes that had come in ``arrived``.
     """
     incoming = _with_header(inp, expected, arrivals)
     view, more = _next(incoming)
     ready = _readiness(out, inp)
     arrived = 0 if expected is None else -HEADER_SIZE
+    pull = _pull if unit == 1 else _WholeUnits(unit).pull
     try:
         while queue or more:
             moved = _push(out, queue, wait=view is None) if queue else 0
             if view is not None:
-                got = _pull(inp, view, wait=not queue)
+                # Until the header is here it is negative.
+                got = (pull if arrived >= 0 else _pull)(inp, view, wait=not queue)
                 view = view[got:]
                 moved += got
                 arrived += got
@@ -204,3 +213,28 @@ def _pull(inp: Link, into: memoryview, *, wait: bool) -> int:
     if n == 0:
         raise PeerLost(inp.peer, _CLOSED)
     return n
+
+
+class _WholeUnits:
+    """Receives whole units: a part of one waits beside its buffer for the rest."""
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._part = memoryview(bytearray(unit))
+        self._have = 0
+        """Bytes of ``_part``."""
+        self._available = array("i", [0])
+
+    def pull(self, inp: Link, into: memoryview, *, wait: bool) -> int:
+        """As :func:`_pull`. Returns the number of bytes written to ``into``, perhaps none."""
+        if not self._have:
+            ioctl(inp.sock, FIONREAD, self._available)
+            whole = min(self._available[0], len(into)) // self._unit * self._unit
+            if whole:
+                return _pull(inp, into[:whole], wait=wait)
+        self._have += _pull(inp, self._part[self._have :], wait=wait)
+        if self._have < self._unit:
+            return 0
+        into[: self._unit] = self._part
+        self._have = 0
+        return self._unit

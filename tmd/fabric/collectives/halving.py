@@ -185,36 +185,49 @@ def _swap(op: Op, partner: int, own: Span, missing: Span, parts: Parts, *, seal:
     """
     sent, target = parts.flat[slice(*own)], parts.flat[slice(*missing)]
     if not seal:
-        with parts.receiving(*missing):
-            _stream(op, partner, sent, iter((view(target),)), target.nbytes)
-        return
-    length = min(target.numel(), SEGMENT // target.element_size())
-    inputs, sealed = op.scratch.take(length, target.dtype), parts.begin_sealed(missing[0])
+        return _receive_parts(op, partner, sent, iter((view(target),)), missing, parts)
+    sealed = parts.begin_sealed(missing[0])
 
     def arrivals() -> Iterator[memoryview]:
-        for segment in torch.split(target, length or 1):
-            # A break may tear an element whose result only the lost rank had.
-            inputs[: segment.numel()].copy_(segment)
+        for segment in torch.split(target, SEGMENT // target.element_size()):
             yield view(segment)
             sealed.add(segment)
 
-    with parts.receiving(*missing, lambda element: inputs[element - sealed.stop]):
-        _stream(op, partner, sent, arrivals(), target.nbytes)
+    _receive_parts(op, partner, sent, arrivals(), missing, parts)
 
 
 def _receive(op: Op, source: int, flat: Tensor, chunk: Span, parts: Parts | None) -> None:
     target = flat[slice(*chunk)]
     if parts is None:
         return op.receive(source, view(target))
-    with parts.receiving(*chunk):
-        _stream(op, source, None, iter((view(target),)), target.nbytes)
+    _receive_parts(op, source, None, iter((view(target),)), chunk, parts)
+
+
+def _receive_parts(
+    op: Op,
+    partner: int,
+    give: Tensor | None,
+    arrivals: Iterator[memoryview],
+    missing: Span,
+    parts: Parts,
+) -> None:
+    """Receive the elements ``missing`` into the tensor, each at once: those that a break keeps away
+    stay inputs."""
+    size = parts.flat.element_size()
+    with parts.receiving(*missing):
+        _stream(op, partner, give, arrivals, (missing[1] - missing[0]) * size, size)
 
 
 def _stream(
-    op: Op, partner: int, give: Tensor | None, arrivals: Iterator[memoryview], nbytes: int
+    op: Op,
+    partner: int,
+    give: Tensor | None,
+    arrivals: Iterator[memoryview],
+    nbytes: int,
+    unit: int = 1,
 ) -> None:
     """Send ``give``, unless it is ``None``, to ``partner``, and receive ``nbytes`` from it."""
     if give is None:
-        return op.stream(None, deque(), 0, partner, arrivals, nbytes)
+        return op.stream(None, deque(), 0, partner, arrivals, nbytes, unit)
     queue = deque([view(give)] if give.numel() else [])
-    op.stream(partner, queue, give.nbytes, partner, arrivals, nbytes)
+    op.stream(partner, queue, give.nbytes, partner, arrivals, nbytes, unit)

@@ -59,20 +59,21 @@ class Op:
         source: int | None,
         arrivals: Iterator[memoryview | None],
         total_in: int,
+        unit: int = 1,
     ) -> None:
         """Send ``total_out`` bytes through ``queue`` while ``arrivals`` takes ``total_in``.
 
-        ``to`` or ``source`` is ``None`` if this rank does not send or does not receive. See
-        :func:`tmd.fabric.transfer.pump`.
+        ``to`` or ``source`` is ``None`` if this rank does not send or does not receive.
+        ``unit``: see :func:`tmd.fabric.transfer.pump`.
         """
         if to is None:
             assert source is not None
             link = self._open(source)
             receive(link, self._header.packed(total_in), EMPTY)  # only the header
-            pump(link, queue, link, arrivals, None)
+            pump(link, queue, link, arrivals, None, unit)
             return
         out = self._open(to)
         queue.appendleft(memoryview(self._header.packed(total_out)))
         inp = out if source is None else self._open(source)
         expected = None if source is None else self._header.packed(total_in)
-        pump(out, queue, inp, arrivals, expected)
+        pump(out, queue, inp, arrivals, expected, unit)

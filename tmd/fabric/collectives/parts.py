@@ -1,9 +1,8 @@
 """Which parts of a tensor are final while a large all-reduce overwrites it.
 
-The operation overwrites an element of its tensor only with the final value. So every element holds
-either the rank's input or the result, except one that a break leaves half overwritten. After a loss
-the ranks can finish the operation without copies of the inputs
-(:mod:`tmd.fabric.collectives.completion`).
+The operation overwrites an element of its tensor only with the final value, at once. So every
+element holds either the rank's input or the result. After a loss the ranks can finish the operation
+without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ class Parts:
         self.room = room
         self._sealed: list[Sealed] = []
         self._final: list[Span] = []
-        self._torn: list[Span] = []
         self._complete = False
         self._copies: list[tuple[int, Tensor]] = []
 
@@ -66,22 +64,13 @@ class Parts:
         return self._sealed[-1]
 
     @contextmanager
-    def receiving(
-        self, start: int, stop: int, input_of: Callable[[int], Tensor] | None = None
-    ) -> Iterator[None]:
+    def receiving(self, start: int, stop: int) -> Iterator[None]:
         """Note what becomes final while one message overwrites elements ``start`` to ``stop``, in
-        order. ``input_of`` returns the input of an element that a break has partly overwritten; if
-        ``None``, that is lost."""
+        order and each at once."""
         try:
             yield
         except LinkError as error:
-            whole, more = divmod(error.arrived, self.flat.element_size())
-            self._final.append((start, start + whole))
-            torn = start + whole
-            if more and input_of is not None:
-                self.flat[torn] = input_of(torn)
-            elif more:
-                self._torn.append((torn, torn + 1))
+            self._final.append((start, start + error.arrived // self.flat.element_size()))
             raise
         self._final.append((start, stop))
 
@@ -96,7 +85,7 @@ class Parts:
         :meth:`values`."""
         if not self._complete:
             sealed = ((part.start, part.stop) for part in self._sealed)
-            return Holding(_merged((*sealed, *self._final)), tuple(self._torn))
+            return Holding(_merged((*sealed, *self._final)))
         found = [(part.start, part.copied(self.flat)) for part in self._sealed]
         self._copies = [(start, values) for start, values in found if values is not None]
         given = [(start, start + len(values)) for start, values in self._copies]
