@@ -78,7 +78,7 @@ def planned(
     return after, after.plan
 
 
-@pytest.mark.parametrize("name", ["a", "b", "s"], ids=["leaver", "stayer", "joiner"])
+@pytest.mark.parametrize("name", ["b", "s"], ids=["stayer", "joiner"])
 def test_groups_are_built_at_the_switch_if_a_worker_of_the_move_cannot_build_before(
     name: str,
 ) -> None:
@@ -99,7 +99,7 @@ def test_groups_are_built_at_the_switch_if_a_worker_of_the_move_cannot_build_bef
 
 
 def test_groups_are_built_beside_training_if_all_workers_of_the_move_can() -> None:
-    """Another standby may not."""
+    """Another standby, or the rank that leaves, may not."""
     record, view, facts = cluster(worker("s"), worker("idle"))
     after = steer(record, view, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
     assert after.plan is not None
@@ -107,6 +107,7 @@ def test_groups_are_built_beside_training_if_all_workers_of_the_move_can() -> No
     assert joiner is not None
     other = "idle" if joiner.worker == "s" else "s"
     unconcerned = with_status(view, other, beside_obstacle="no room")
+    unconcerned = with_status(unconcerned, "a", beside_obstacle="no room")
     after = steer(record, unconcerned, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
     assert after.plan is not None
     joins = directive_of(after, joiner.worker)

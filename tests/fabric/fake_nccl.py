@@ -40,6 +40,8 @@ class Cluster:
     dead: set[str] = field(default_factory=set)
     hanging_builds: set[tuple[str, str]] = field(default_factory=set)
     """(worker, group)."""
+    hanging_inits: set[tuple[str, str]] = field(default_factory=set)
+    """The same, once all members have come to the build."""
     failing_builds: set[tuple[str, str]] = field(default_factory=set)
     hanging_aborts: set[tuple[str, str]] = field(default_factory=set)
     aborts: int = 0
@@ -72,6 +74,7 @@ class Cluster:
         """Let builds go on that hang."""
         with self.changed:
             self.hanging_builds.discard(build)
+            self.hanging_inits.discard(build)
             self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> bool:
@@ -118,7 +121,7 @@ class FakeKind:
     def build(self, request: GroupRequest) -> FakeNccl:
         """Also of a group that no member has used."""
         made = FakeNccl(self._cluster, self._worker, request.view, request.membership, self._owned)
-        made.initialize()
+        made.initialize(request)
         self._owned.append(made)
         return made
 
@@ -152,7 +155,7 @@ class FakeNccl:
     def backend(self) -> FakeNccl:
         return self
 
-    def initialize(self) -> None:
+    def initialize(self, request: GroupRequest) -> None:
         cluster, place = self._cluster, (self._worker, self.key[1])
         if place in cluster.failing_builds:
             raise RuntimeError("unhandled system error")
@@ -166,6 +169,10 @@ class FakeNccl:
         try:
             if not cluster.arrives(self.key, self._worker, self._members):
                 raise RuntimeError("the test has ended")
+            request.met()
+            request.make_room()
+            with cluster.changed:
+                cluster.wait_for(lambda: place not in cluster.hanging_inits)
         finally:
             cluster.building.discard(self._worker)
         with cluster.changed:

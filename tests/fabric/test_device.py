@@ -131,3 +131,12 @@ def test_tensors_in_host_memory_need_no_event(cuda: Cuda) -> None:
     with device.after(queued):
         queued.precede()
     assert cuda.events == []
+
+
+def test_host_memory_may_be_written_in_any_mode() -> None:
+    """A collective may be called in inference mode, and its memory be used again outside."""
+    with torch.inference_mode():
+        memory = device.current().host_memory((4,), torch.uint8)
+    memory.copy_(torch.ones(4, dtype=torch.uint8))
+
+    assert not memory.is_inference()

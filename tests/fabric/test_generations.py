@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.fabric.fake_nccl import Cluster, FakeKind, FakeNccl
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Member, Membership
+from tmd.fabric.generations.beside import BesideBuilds
 from tmd.fabric.generations.generations import BUILT_S, HUNG_LIMIT, GenerationLimits, Generations
 from tmd.fabric.generations.inner import BuildTime, CannotBuildBeside, GroupRequest
 from tmd.fabric.generations.states import TABLE, GenerationEvent, GenerationState, transition
@@ -501,7 +502,8 @@ def test_a_recovery_waits_only_a_little_for_an_earlier_build() -> None:
 
 
 def test_what_is_built_at_a_switch_is_built_once_the_groups_before_are_freed() -> None:
-    """The device may have no room for both. Groups whose members stay are kept."""
+    """The device may have no room for both. Other members may use them until they switch. Groups
+    whose members stay are kept."""
     with job() as j:
         first = j.workers[j.holders[0]]
         world, pair = first.live("world"), first.live("pair")
@@ -512,12 +514,14 @@ def test_what_is_built_at_a_switch_is_built_once_the_groups_before_are_freed() -
             assert j.workers[worker].wait(SOON_S)
         assert j.cluster.began == built
 
-        j.cluster.hanging_builds.add((j.holders[0], "world"))
         first.switch(j.prepared)
-        assert world.state is GenerationState.FREED
-        j.cluster.release((j.holders[0], "world"))
+        with j.cluster.changed:
+            j.cluster.changed.wait_for(lambda: (j.coming[0], "world", j.epoch) in j.cluster.began)
+        before = world.state
         for worker in j.coming[1:]:
             j.workers[worker].switch(j.prepared)
+        assert first.of(WORLD) is not None
+        assert (before, world.state) == (GenerationState.RETIRED, GenerationState.FREED)
         j.workers[j.holders[2]].leave()
         j.holders, j.held = j.coming, j.prepared
         j.sums()
@@ -576,7 +580,7 @@ def test_a_build_at_a_switch_that_takes_too_long_is_given_up() -> None:
     with job() as j:
         limits = GenerationLimits(at_switch_s=SHORT_S)
         slow = j.workers["slow"] = Generations(FakeKind(j.cluster, "slow"), limits=limits)
-        j.cluster.hanging_builds.add(("slow", "world"))
+        j.cluster.hanging_inits.add(("slow", "world"))
         j.build([*j.holders[:2], "slow"], BuildTime.AT_SWITCH)
         for worker in j.coming:
             assert j.workers[worker].follow(j.prepared, never) == ""
@@ -589,13 +593,31 @@ def test_a_build_at_a_switch_that_takes_too_long_is_given_up() -> None:
         slow.lose(j.prepared.epoch)
         slow.leave()
         slow.reap()
+        assert all(j.workers[worker].of(WORLD) for worker in j.holders[:2])
         built = j.cluster.open
         j.cluster.release(("slow", "world"))
         late.await_end(SOON_S)
         assert generation.state is GenerationState.FREED
-        others = [j.workers[worker].of(WORLD) for worker in j.holders[:2]]
-        assert all(others)
-        assert j.cluster.open == built + 2
+        assert j.cluster.open == built, "what was built late is closed at once"
+
+
+def test_a_group_that_is_being_aborted_is_not_freed_beside_that() -> None:
+    """A member is lost while the others build at a switch."""
+    with job() as j:
+        worker, late = j.workers[j.holders[0]], j.fresh()
+        world = worker.live("world")
+        assert world is not None
+        j.build([*j.holders[:2], late], BuildTime.AT_SWITCH)
+        for name in j.coming[:2]:
+            assert j.workers[name].follow(j.prepared, never) == ""
+        building = worker._abandoned[-1]
+        j.cluster.hanging_aborts.add((j.holders[0], "world"))
+        worker.lose(j.prepared.epoch)
+        assert j.workers[late].follow(j.prepared, never) == ""
+        assert j.workers[j.holders[1]].of(WORLD) is not None
+        building.await_end(SOON_S)
+        assert not building.hung
+        assert world.state is GenerationState.ABORTED
 
 
 def test_a_loss_after_a_switch_ends_the_wait_for_what_is_built_there() -> None:
@@ -620,18 +642,59 @@ class Crowded(FakeKind):
         return super().build(request)
 
 
-def test_a_worker_that_lacks_room_beside_training_reports_it_until_it_ends() -> None:
-    """Each attempt costs the job a move that is dropped."""
+def test_a_worker_that_lacks_room_beside_training_reports_it_until_it_has_switched() -> None:
+    """Then it is tried again: what took the room may be gone."""
     with job() as j:
         crowded = j.workers["crowded"] = Generations(Crowded(j.cluster, "crowded"))
         j.build([*j.holders[:2], "crowded"])
         assert not crowded.wait(SOON_S)
         j.drop()
-        assert crowded.beside_obstacle == "no room"
+        assert crowded.beside.obstacle == "no room"
         j.build(j.coming, BuildTime.AT_SWITCH)
         j.switch()
-        assert crowded.beside_obstacle == "no room"
-        assert not any(j.workers[worker].beside_obstacle for worker in j.holders[:2])
+        assert crowded.beside.obstacle == ""
+        assert not any(j.workers[worker].beside.obstacle for worker in j.holders[:2])
+
+
+def test_after_each_failure_twice_as_many_moves_build_at_the_switch() -> None:
+    found, beside = [], BesideBuilds()
+    for _ in range(4):
+        beside.failed("a stall")
+        beside.failed("the same one")
+        count = 0
+        while beside.obstacle:
+            assert beside.obstacle == "a stall"
+            beside.switched()
+            count += 1
+        found.append(count)
+
+    assert found == [1, 2, 4, 8]
+
+
+def test_an_operator_may_have_all_moves_build_at_the_switch() -> None:
+    beside = BesideBuilds()
+    beside.never("TMD_BUILD=switch")
+    for _ in range(100):
+        beside.failed("a stall")
+        beside.switched()
+
+    assert beside.obstacle == "TMD_BUILD=switch"
+
+
+def test_the_time_for_a_build_at_a_switch_begins_when_all_have_come() -> None:
+    """A joiner that gets the whole state at the switch comes later."""
+    with job() as j, ThreadPoolExecutor() as threads:
+        limits = GenerationLimits(at_switch_s=SHORT_S)
+        quick = j.workers["quick"] = Generations(FakeKind(j.cluster, "quick"), limits=limits)
+        late = j.fresh()
+        j.build(["quick", j.holders[1], late], BuildTime.AT_SWITCH)
+        for worker in j.coming[:2]:
+            assert j.workers[worker].follow(j.prepared, never) == ""
+        waiting = threads.submit(quick.of, WORLD)
+        with pytest.raises(TimeoutError):
+            waiting.result(5 * SHORT_S)
+        assert j.workers[late].follow(j.prepared, never) == ""
+        assert waiting.result(SOON_S) is not None
 
 
 def test_what_is_prepared_is_dropped_whatever_it_is_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FunctionType
 
@@ -566,3 +567,24 @@ def test_a_result_that_the_script_has_changed_stays_as_it_is() -> None:
 
     with passing() as p:
         assert p.circle.each(act) == [[7.0, 7.0]] * SIZE
+
+
+def test_a_call_does_not_wait_for_an_earlier_one_that_nobody_waits_for() -> None:
+    """tmd's own way carries the first one, an inner group the second; other ranks come later."""
+    with passing() as p, ThreadPoolExecutor() as threads:
+        integers = [torch.ones(4, dtype=torch.int64) for _ in range(SIZE)]
+        floats = [torch.ones(4) for _ in range(SIZE)]
+        groups = [p.groups[fabric.worker] for fabric in p.circle.fabrics]
+        building = [threads.submit(g._in_use, [[floats[r]]]) for r, g in enumerate(groups)]
+        assert all(each.result(SOON_S) for each in building)
+
+        def both(rank: int) -> list[dist.Work]:
+            return [groups[rank].allreduce([each[rank]]) for each in (integers, floats)]
+
+        works = threads.submit(both, 0).result(SOON_S)
+        for rank in range(1, SIZE):
+            works += threads.submit(both, rank).result(SOON_S)
+        for work in works:
+            work.wait()
+
+    assert all(bool((each == SIZE).all()) for each in (*integers, *floats))

@@ -169,7 +169,9 @@ class Cuda:
         self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False
     ) -> Tensor:
         pinned = locked and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=pinned)
+        # A collective may be called in inference mode, and the memory used again outside.
+        with torch.inference_mode(False):
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=pinned)
 
     def on_host(self, tensor: Tensor) -> Tensor:
         return tensor.cpu()

@@ -228,7 +228,10 @@ class _WholeUnits:
     def pull(self, inp: Link, into: memoryview, *, wait: bool) -> int:
         """As :func:`_pull`. Returns the number of bytes written to ``into``, perhaps none."""
         if not self._have:
-            ioctl(inp.sock, FIONREAD, self._available)
+            try:
+                ioctl(inp.sock, FIONREAD, self._available)
+            except (OSError, ValueError) as e:
+                raise PeerLost(inp.peer, e) from e
             whole = min(self._available[0], len(into)) // self._unit * self._unit
             if whole:
                 return _pull(inp, into[:whole], wait=wait)

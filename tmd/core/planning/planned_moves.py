@@ -162,29 +162,29 @@ def _open_planned(
 ) -> JobRecord:
     epoch = record.proposed + 1
     changes = {m.rank: m.joiner for m in moves if m.joiner}
+    new = record.membership.replaced(changes, epoch)
     plan = MigrationPlan(
         id=f"{record.job}-{epoch}",
         kind=PlanKind.PLANNED,
         phase=Phase.PREPARE,
         moves=moves,
         old=record.membership,
-        new=record.membership.replaced(changes, epoch),
+        new=new,
         cause=verdict.cause,
         reason=verdict.reason,
         policy=verdict.policy,
         leave=verdict.leave,
         request=verdict.request,
         choice=choice,
-        builds_at_switch=_beside_obstacle(record, facts, moves),
+        builds_at_switch=_beside_obstacle(new.members, facts),
         timeline=(Mark(Phase.PREPARE, now),),
     )
     return structs.replace(record, plan=plan, proposed=epoch, detail="")
 
 
-def _beside_obstacle(record: JobRecord, facts: PlanFacts, moves: Iterable[Move]) -> str:
-    """Why no worker of a move can build its inner groups beside training; empty if all can."""
-    parties = [*record.membership.members, *(move.joiner for move in moves if move.joiner)]
-    for member in parties:
+def _beside_obstacle(members: Iterable[Member], facts: PlanFacts) -> str:
+    """Why inner groups of ``members`` cannot be built beside training; empty if they can."""
+    for member in members:
         status = facts.status.get(member.worker)
         if status is not None and status.beside_obstacle:
             return f"{member.worker} reported: {status.beside_obstacle}"

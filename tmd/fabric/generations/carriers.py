@@ -59,7 +59,8 @@ def carry(
     if kind is not None:
         name = name_of(choice, facts)
         fabric.pass_to(Generations(kind, carrier=name, limits=limits, on_hung=_end_process))
-        fabric.generations.cannot_build_beside(obstacle)
+        if obstacle:
+            fabric.generations.beside.never(obstacle)
         log.info("collectives are carried by %s: %s", choice.carrier, choice.reason)
     return choice
 

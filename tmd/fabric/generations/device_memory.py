@@ -40,15 +40,22 @@ class BuildMemory:
         self._changing = threading.Lock()
         self._taken: defaultdict[str, list[int]] = defaultdict(list)
 
+    def need(self, group: str) -> float:
+        """The bytes that a second set of communicators of ``group`` needs, as far as known."""
+        first, *later = self._taken[group] or [0]
+        return min(first, statistics.median(later) if len(later) >= ENOUGH else first)
+
+    def fits(self, group: str, device: torch.device) -> bool:
+        """Whether ``group`` fits beside the one that was used before."""
+        return self._free(device) >= self.need(group)
+
     def check(self, group: str, device: torch.device) -> None:
         """Check that ``group`` fits beside the one that training uses.
 
         Raises:
             CannotBuildBeside: there is not enough memory.
         """
-        first, *later = self._taken[group] or [0]
-        usual = statistics.median(later) if len(later) >= ENOUGH else first
-        need, free = min(first, usual), self._free(device)
+        need, free = self.need(group), self._free(device)
         if free < need:
             raise CannotBuildBeside(
                 f"a second set of communicators needs some {need / 1e6:.0f} MB of the memory of "

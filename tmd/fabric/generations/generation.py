@@ -52,7 +52,7 @@ class Generation:
         wait_s: float | None = None,
     ) -> None:
         """``device``, ``round``, ``when``: see :class:`GroupRequest`. ``wait_s``: longest wait of
-        :meth:`use` for the build."""
+        :meth:`use` for the build, once all members have come to it."""
         self.name = view.name
         self.epoch = membership.epoch
         self.members = members_of(view, membership)
@@ -63,10 +63,23 @@ class Generation:
         """It could not be built beside training."""
         self.settled = threading.Event()
         """Set once it is built, cannot be built, or was dropped."""
+        self._here = threading.Event()
+        """Set once all members have come to the build, or it is settled."""
         self.unneeded = False
         """No member had used the group when it should be built."""
         self.round, self.when, self._wait_s = round, when, wait_s
-        self._request = GroupRequest(view, membership, lambda: self.wanted, device, round, when)
+        self.replaces: Generation | None = None
+        """The one that its members have used until they switched to it."""
+        self._request = GroupRequest(
+            view,
+            membership,
+            lambda: self.wanted,
+            device,
+            round,
+            when,
+            self._here.set,
+            self._make_room,
+        )
         self._inner: Inner | None = None
         self._build_over = False
         """Whether no build can bring an inner group any more."""
@@ -99,9 +112,21 @@ class Generation:
                 return self._drop()
             if self.state is GenerationState.BUILDING:
                 self.state = transition(self.state, GenerationEvent.BUILT)
-                self.settled.set()
+                self._settle()
                 return
         self.close()  # it was dropped meanwhile
+
+    def _make_room(self) -> None:
+        replaced, self.replaces = self.replaces, None
+        if replaced is not None:
+            replaced.release()
+
+    def release(self) -> None:
+        """Free it, unless it is being aborted: all members have replaced it."""
+        with self._changing:
+            if self.state is not GenerationState.RETIRED:
+                return
+        self.close()
 
     def fail(self, why: str) -> None:
         """It cannot be built."""
@@ -118,6 +143,7 @@ class Generation:
 
     def use(self) -> Inner | None:
         """Wait until it is built, and use it from now on; ``None`` if it cannot be used."""
+        self._here.wait()
         if not self.settled.wait(self._wait_s):
             self._expire()
         with self._changing:
@@ -163,7 +189,11 @@ class Generation:
     def _drop(self) -> None:
         if self.state in (GenerationState.BUILDING, GenerationState.READY):
             self.state = transition(self.state, GenerationEvent.DROPPED)
-            self.settled.set()
+            self._settle()
+
+    def _settle(self) -> None:
+        self.settled.set()
+        self._here.set()
 
     def close(self) -> None:
         """Free it, if it has been built or never will be. Never raises: training goes on."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Membership
 from tmd.fabric.generations.aborts import ABORT_S, SETTLE_S, Aborts, OnHung
+from tmd.fabric.generations.beside import BesideBuilds
 from tmd.fabric.generations.generation import Generation, members_of
 from tmd.fabric.generations.inner import BuildTime, Inner, InnerKind
 from tmd.fabric.generations.preparation import Preparation
@@ -93,9 +94,7 @@ class Generations:
         """Dropped preparations whose thread has not ended."""
         self._to_free: list[Generation] = []
         self._refusal = "nothing is prepared"
-        self.beside_obstacle = ""
-        """Why groups cannot be built beside training here, as an attempt has shown. It stays, since
-        each attempt costs the job a move that is dropped."""
+        self.beside = BesideBuilds()
         self._changing = threading.RLock()
 
     # --- use -----------------------------------------------------------------------------------
@@ -185,11 +184,11 @@ class Generations:
                 for view in views
                 if self._changes(view, membership)
             ]
-            patience_s = limits.hurried_s if when is BuildTime.ALONE else limits.build_s
+            patience_s = limits.build_s if when is BuildTime.BESIDE else limits.hurried_s
 
             def ended(why: str) -> None:
                 if any(generation.only_at_switch for generation in fresh):
-                    self.cannot_build_beside(why)
+                    self.beside.failed(why)
                 done(why)
 
             coming = Preparation(membership, fresh, self.kind, former, patience_s, ended)
@@ -207,10 +206,6 @@ class Generations:
         coming = self._next
         return coming is not None and coming.settled.wait(seconds) and coming.ready
 
-    def cannot_build_beside(self, why: str) -> None:
-        """Report that groups cannot be built beside training here."""
-        self.beside_obstacle = why
-
     @property
     def refusal(self) -> str:
         """Why no preparation can be switched to; empty if one can, or may later."""
@@ -221,8 +216,7 @@ class Generations:
         """Use the generations of ``membership`` from now on, in the main thread.
 
         What this worker has called in the generations before is done: its device was waited for.
-        They are freed by :meth:`reap`, when training has gone on: freeing takes time. What is built
-        at the switch needs their memory, and no member uses them after the vote.
+        They are freed by :meth:`reap`, or once all members have come to a build at the switch.
 
         Raises:
             IllegalTransition: those of the epoch are not ready; nothing has changed.
@@ -239,12 +233,14 @@ class Generations:
             self._next, self._held = None, membership
             self._refusal = "nothing is prepared"
             for generation in coming.by_name.values():
-                if not (coming.at_switch or generation.unneeded):
+                if coming.at_switch:
+                    generation.replaces = self._live.get(generation.name)
+                elif not generation.unneeded:
                     generation.switch_to()
                 self._retire(generation.name)
             self._live.update(coming.by_name)
             if coming.at_switch:
-                self._free(self._to_free)
+                self.beside.switched()
                 self._abandoned.append(coming)
                 coming.begin()
 

@@ -22,7 +22,7 @@ class BuildTime(StrEnum):
     BESIDE = "beside training"
     """Training goes on meanwhile, in the group of the present epoch."""
     AT_SWITCH = "at the switch"
-    """All members wait, and have freed the group of the epoch before."""
+    """Once no member uses the group of the epoch before any more."""
     ALONE = "alone"
     """At the start of a job, or after a loss."""
 
@@ -43,6 +43,11 @@ class GroupRequest(NamedTuple):
     round: int = 0
     """Counts the builds of one epoch: in an earlier one no member needed the group."""
     when: BuildTime = BuildTime.ALONE
+    met: Callable[[], None] = lambda: None
+    """To be called once all members are here."""
+    make_room: Callable[[], None] = lambda: None
+    """At a switch, once all are here: frees the group of the epoch before. The rank that leaves may
+    still be inside its last operation, so that it is only for where both find no room."""
 
     @property
     def members(self) -> tuple[str, ...]:

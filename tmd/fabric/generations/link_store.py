@@ -225,6 +225,7 @@ def meeting(fabric: Fabric, request: GroupRequest) -> Iterator[LinkStore]:
         try:
             arrived = _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
             store.needed = NEEDED in arrived
+            request.met()
             yield store
         finally:
             store.close()

@@ -144,15 +144,16 @@ class NcclKind:
         rank = members.index(self._fabric.worker)
         # A thread that builds has no device of its own.
         device = request.device or self._device or _usual_device()
-        match request.when:
-            case BuildTime.BESIDE:
-                # Before the others wait inside NCCL, which cannot be ended.
-                self._memory.check(request.view.name, device)
-            case BuildTime.AT_SWITCH:
-                _join(self._freeing, FREED_S)
+        if request.when is BuildTime.BESIDE:
+            # Before the others wait inside NCCL, which cannot be ended.
+            self._memory.check(request.view.name, device)
         with meeting(self._fabric, request) as store:
             if not store.needed:
                 return None
+            at_switch = request.when is BuildTime.AT_SWITCH
+            if at_switch and not self._memory.fits(request.view.name, device):
+                request.make_room()
+                _join(self._freeing, FREED_S)
             torch.cuda.set_device(device)
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT

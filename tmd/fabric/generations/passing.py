@@ -233,6 +233,15 @@ class PassingGroup(Group):
     def waits(self) -> bool:
         return super().waits or self._operations.waits
 
+    def rest(self) -> None:
+        """As in :class:`Group`. A copy of outputs waits for the device, whose end is watched once a
+        member is lost."""
+        if not self._runner.lane.busy:
+            return super().rest()
+        aborts, lost = self._fabric.generations.aborts, self._fabric.poisoned
+        with aborts.settling(self.view.name, lost=lost):
+            super().rest()
+
     def settle(self) -> None:
         """Wait for what inner groups run. If a member is lost, its abort ends them."""
         if not (running := list(self._operations)):
@@ -280,7 +289,7 @@ def _passing(name: str, inner: str) -> Any:
     own: Callable[..., Any] = getattr(Group, name)
 
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
-        self.rest()
+        self._runner.callbacks.rest()
         if not self._passes(args):
             return own(self, *args, **named)
         generation, found = self._in_use(args)

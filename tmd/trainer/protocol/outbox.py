@@ -101,6 +101,4 @@ class Outbox:
             if self._held + size > self._bound:
                 return None
             self._held += size
-        # A collective may be called in inference mode, and the next one outside.
-        with torch.inference_mode(False):
-            return device.current().host_memory((size,), torch.uint8)
+        return device.current().host_memory((size,), torch.uint8)

@@ -89,7 +89,7 @@ class ShadowSource:
         self._stage = SourceStage.OPENED
         self._staging = threading.Lock()
         self._begin: Begin | None = None
-        self._settled = self._proves = False
+        self._settled = self.proves = False
         self._reached = 0
         """The step at whose start the joiner is, once it is in step; 0 if it does not say."""
         self._held_at: float | None = None
@@ -213,10 +213,8 @@ class ShadowSource:
 
     @property
     def tries(self) -> bool:
-        """Whether the joiner has to prove that it computes the same bits: until it is in step, and
-        from then on in some steps, since equal outputs hide that its gradients have come to
-        differ."""
-        return self._stage is SourceStage.LIVE and (self._proves or not self._settled)
+        """Whether the joiner still has to prove that it computes the same bits."""
+        return self._stage is SourceStage.LIVE and not self._settled
 
     def output(self, channel: str, op: str, outputs: Sequence[Tensor], given: str = "") -> None:
         """Send a collective's outputs. ``given``: digest of this rank's inputs, or empty."""
@@ -278,8 +276,9 @@ class ShadowSource:
         # A joiner of a plan may get the rank at any vote, so that each of its steps is compared. If
         # it follows the tails it is compared after the vote.
         each = not self._settled or (bool(self.plan) and self._stage is SourceStage.LIVE)
-        self._proves = step % self._pace.check_every == 0
-        check = each or self._proves
+        # With DDP equal outputs hide that the joiner's gradients have come to differ.
+        self.proves = step % self._pace.check_every == 0
+        check = each or self.proves
         layout, tensors = self._units.rest() if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)

@@ -155,7 +155,10 @@ class ShadowSources:
 
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
         """A collective begins. Returns the digest of its inputs if a joiner has to prove itself."""
-        if not any(mirror.tries for mirror in self._mirrors):
+        # Of a joiner that is in step only what a step sums may be expected to be the same: a script
+        # logs times and saves names of files, too.
+        sums = op in SUMS and self._fabric.step.open and all(map(Tensor.is_floating_point, inputs))
+        if not any(m.tries or (sums and m.live and m.proves) for m in self._mirrors):
             return ""
         with self._within.running():
             return digest_of_inputs(op, inputs)
@@ -233,4 +236,6 @@ class ShadowSources:
 
 
 HELLO_S = 10.0
+SUMS = ("allreduce", "reduce_scatter")
+"""Collectives of gradients."""
 """Longest time until a peer has sent its request."""

@@ -73,7 +73,7 @@ class Arming:
         """The arming of the worker of ``fabric``. Groups that are built beside training are
         watched."""
         generations = fabric.generations
-        watch = BuildWatch(status, generations.cannot_build_beside)
+        watch = BuildWatch(status, generations.beside.failed)
 
         def build(order: Arm, done: Callable[[str], None]) -> None:
             later, when = order.membership, build_time(order)

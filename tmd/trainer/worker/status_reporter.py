@@ -61,7 +61,7 @@ class StatusReporter:
             stands_s=time.monotonic() - came if status.activity in HOLDING else 0.0,
             waiting=fabric.waiting,
             elastic=fabric.passes.inelastic,
-            beside_obstacle=fabric.generations.beside_obstacle,
+            beside_obstacle=fabric.generations.beside.obstacle,
             kept_bytes=fabric.step.nbytes,
             links_opened=fabric.counters.opened,
             rss_bytes=peak_rss(),
