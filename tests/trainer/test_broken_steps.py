@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 class Trained:
     """A small job whose step number ``lost`` is broken at its vote."""
 
+    count = STEPS
+    """Number of batches."""
+
     def __init__(self, lost: int | None) -> None:
         torch.manual_seed(1)
         self.hooks = Voting()
@@ -32,13 +36,18 @@ class Trained:
         self.session = Session(self.hooks)
         self.model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        samples = [{"x": torch.ones(2), "y": torch.zeros(2)} for _ in range(2 * STEPS)]
+        samples = [self.sample(number) for number in range(2 * self.count)]
         self.batches = self.loader(DataLoader(samples, batch_size=2))  # type: ignore[arg-type]
         self.session.register(model=self.model, optimizer=self.optimizer, **self.others())
         for batch in self.session.batches(self.batches):
-            number = self.session.step_number
-            with self.session.step():
-                self.step(number, batch)
+            self.run(self.session.step_number, batch)
+
+    def run(self, number: int, batch: dict[str, Tensor]) -> None:
+        with self.session.step():
+            self.step(number, batch)
+
+    def sample(self, number: int) -> dict[str, Tensor]:
+        return {"x": torch.ones(2), "y": torch.zeros(2)}
 
     def loader(self, batches: Any) -> Any:
         return batches
@@ -135,8 +144,36 @@ class Cached(Trained):
         self.descend(self.model["b"](self.model["a"](batch["x"] * size)).sum())
 
 
+class Caught(Trained):
+    """One batch fails after its forward pass, on all ranks alike, and the script goes on."""
+
+    count = STEPS + 1
+
+    def others(self) -> dict[str, Any]:
+        self.model["norm"] = nn.BatchNorm1d(2)
+        return {}
+
+    def sample(self, number: int) -> dict[str, Tensor]:
+        return {"x": torch.full((2,), float(number)), "y": torch.zeros(2)}
+
+    def run(self, number: int, batch: dict[str, Tensor]) -> None:
+        with suppress(FloatingPointError):
+            super().run(number, batch)
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        out = self.model["b"](self.model["a"](self.model["norm"](batch["x"])))
+        if batch["x"].min() == 4:
+            raise FloatingPointError
+        self.descend((out - batch["y"]).pow(2).sum())
+
+    @property
+    def result(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
+
+
 @pytest.mark.parametrize("lost", range(STEPS))
-@pytest.mark.parametrize("kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached])
+@pytest.mark.parametrize("kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached, Caught])
 def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: int) -> None:
     """As if no step had been broken, bit for bit."""
     whole, broken = kind(None), kind(lost)

@@ -65,6 +65,16 @@ def augmented_in_another_order() -> DataLoader[object]:
     return DataLoader(Augmented(torch.arange(32.0)), batch_size=4, shuffle=True, num_workers=2)
 
 
+def in_another_order_by_processes_that_stay() -> DataLoader[object]:
+    return DataLoader(
+        Augmented(torch.arange(32.0)),
+        batch_size=4,
+        shuffle=True,
+        num_workers=2,
+        persistent_workers=True,
+    )
+
+
 def iterable() -> Iterable[list[torch.Tensor]]:
     class Ones:
         def __iter__(self) -> Iterator[list[torch.Tensor]]:
@@ -96,6 +106,7 @@ LOADERS = (
     augmented_by_processes,
     augmented_by_processes_that_stay,
     augmented_in_another_order,
+    in_another_order_by_processes_that_stay,
     iterable,
     with_workers,
     shuffled_by_its_own_generator,

@@ -313,3 +313,52 @@ def test_another_state_is_not_overwritten_by_what_was_here_before() -> None:
     local.undo()
 
     assert model.bank[0] == 7.0
+
+
+def test_a_tensor_of_a_parameter_group_stays_the_one_that_the_script_holds() -> None:
+    """Such as its learning rate, which it fills itself."""
+    model, rate = nn.Linear(2, 2), torch.tensor(0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    local = local_of(model, optimizer=optimizer)
+    local.begin()
+    rate.fill_(0.25)
+    optimizer.param_groups[0]["made"] = 1
+    local.undo()
+
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == 0.5
+    assert "made" not in optimizer.param_groups[0]
+
+
+def exchanged(local: LocalState, model: nn.Module, *, step: int = 4) -> None:
+    """A step up to its vote."""
+    local.begin()
+    model(torch.randn(4, 3))
+    local.at_vote()
+    local.exchange_copies(step, 0, 2, lambda blob, offset: blob)
+
+
+def test_buffers_that_a_script_changes_after_the_vote_are_named_once() -> None:
+    """A rank that is lost then would come back without that, as with an average of the buffers."""
+    model = normed()
+    local = local_of(model)
+    exchanged(local, model)
+    found = [local.changed_since_vote()]
+    for name in ("running_mean", "running_mean", "running_var"):
+        exchanged(local, model)
+        with torch.no_grad():
+            model.get_buffer(f"1.{name}").mul_(0.5)
+        found.append(local.changed_since_vote())
+
+    assert found == [[], ["1.running_mean"], [], ["1.running_var"]]
+
+
+def test_what_an_undone_step_has_changed_is_not_the_script_s() -> None:
+    model = normed()
+    local = local_of(model)
+    local.begin()
+    model.get_submodule("1").running_mean = torch.ones(3)
+    local.exchange_copies(4, 0, 2, lambda blob, offset: blob)
+    local.undo()
+
+    assert local.changed_since_vote() == []

@@ -1,6 +1,7 @@
 """Which ranks hold equal state: a state not known to be replicated is unique."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -8,8 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tmd.torch_private.ddp import ddp_of
 from tmd.trainer.state.replicas import (
     all_alike,
     all_different,
@@ -78,3 +81,15 @@ def test_groups() -> None:
     """Ranks stay together where all partitions agree; a rank's group is the one that lists it."""
     assert common(((0, 1), (2, 3)), ((0, 1, 2), (3,))) == ((0, 1), (2,), (3,))
     assert group_of(((0, 2), (1, 3)), 3) == (1, 3)
+
+
+def test_a_model_that_is_compiled_around_ddp_is_replicated_like_ddp() -> None:
+    """As torch recommends it."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    compiled, bare = (
+        cast("nn.Module", torch.compile(m, backend="eager")) for m in (model, nn.Linear(2, 2))
+    )
+
+    assert read_off([compiled], 4) == read_off([model], 4) == all_alike(4)
+    assert ddp_of(compiled) is model
+    assert ddp_of(bare) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +77,90 @@ def test_a_step_in_which_no_optimizer_ran_is_refused_at_its_end(script: Script) 
         with script.session.step() as step:  # the script may go on
             script.optimizers[0].step(script.closure(1.0))
         assert step.counts
+
+
+class Scaled(Script):
+    def others(self) -> dict[str, Any]:
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        return {"scaler": self.scaler}
+
+    def backward(self, batch: float) -> None:
+        self.scaler.scale(self.model(torch.tensor([batch])).sum()).backward()
+
+    def apply(self) -> None:
+        self.scaler.step(self.optimizers[0])
+        self.scaler.update()
+        self.model.zero_grad()
+
+
+def test_gradients_that_a_scaled_loop_accumulates_itself_are_refused() -> None:
+    """They would be lost with a broken step, and a joiner would not have them."""
+    script = Scaled()
+    for batch in script.session.batches([1.0, 2.0]):
+        step = script.session.begin()
+        script.backward(batch)
+        with pytest.raises(RuntimeError, match="accumulate=k"):
+            step.end()
+        break
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize("bad", ["no gradients", "infinite"])
+def test_a_scaled_loop_may_skip_its_optimizer(bad: str, skipped: int) -> None:
+    script = Scaled()
+    counted = []
+    for number, batch in enumerate(script.session.batches([1.0, 2.0, 3.0])):
+        with script.session.step() as step:
+            if number == skipped:
+                if bad == "infinite":
+                    script.backward(float("inf"))
+                continue
+            script.backward(batch)
+            script.apply()
+        counted.append(step.counts)
+
+    assert counted == [True, True]
+
+
+def test_a_scaled_loop_may_drop_gradients_once_an_optimizer_has_run() -> None:
+    """Such as those with a norm that is too large: no job ends for that."""
+    script, counted = Scaled(), []
+    for number, batch in enumerate(script.session.batches([1.0, 2.0, 3.0])):
+        with script.session.step() as step:
+            script.backward(batch)
+            if number != 1:
+                script.apply()
+            script.model.zero_grad()
+        counted.append(step.counts)
+
+    assert counted == [True, True, True]
+
+
+def test_two_loops_at_once_are_refused() -> None:
+    """A broken step would repeat the batch of one of them only."""
+    script = Script()
+    first, second = (script.session.batches([1.0, 2.0]) for _ in range(2))
+    batch = next(first)
+    next(second)
+    with script.session.step():
+        script.optimizers[0].step(script.closure(batch))
+    with pytest.raises(RuntimeError, match="another one had begun"):
+        next(first)
+
+
+def test_a_loop_that_was_left_may_be_kept_by_a_variable() -> None:
+    """As a progress bar does."""
+    script = Script()
+    kept = script.session.batches([1.0, 2.0])
+    for batch in kept:
+        with script.session.step():
+            script.optimizers[0].step(script.closure(batch))
+        break
+    for batch in script.session.batches([3.0, 4.0]):
+        with script.session.step():
+            script.optimizers[0].step(script.closure(batch))
+
+    assert script.weight == -8.0
 
 
 def test_an_optimizer_that_evaluates_its_closure_often_is_refused() -> None:

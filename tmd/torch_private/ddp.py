@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
+    """``module`` if it is a DDP module, or the one that it is compiled from."""
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        module = inner
+    return module if isinstance(module, DistributedDataParallel) else None
 
 
 def rebuilt_buckets(module: nn.Module) -> str | None:

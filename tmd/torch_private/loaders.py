@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
 
 Indices = list[int] | int
@@ -20,3 +21,12 @@ def before_each_batch(prepare: Callable[[Indices], Indices]) -> None:
         return load(self, prepare(batch))
 
     kind.fetch = prepared
+
+
+def end_processes(loader: DataLoader[Any]) -> None:
+    """End the processes that ``persistent_workers=True`` has kept from an earlier iteration of
+    ``loader``: the next one starts others."""
+    kept: Any = loader._iterator
+    if kept is not None:
+        kept._shutdown_workers()
+        loader._iterator = None

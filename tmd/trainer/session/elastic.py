@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from tmd.torch_private.ddp import ddp_of
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
 
@@ -36,7 +36,7 @@ def obstacle(
         return "it uses session.build()"
     if len(alike) > 1:
         return "the state of some ranks exists once"
-    if not all(isinstance(model, DistributedDataParallel) for model in models):
+    if any(ddp_of(model) is None for model in models):
         return "its model is not wrapped in DistributedDataParallel"
     if local.is_live:
         return "its model has buffers that steps change, such as BatchNorm's"

@@ -158,7 +158,17 @@ class BatchLoop:
         return True
 
     def _stays(self, feed: Feed) -> bool:
-        """Before a batch: run what is due. Returns whether this worker stays in the call."""
+        """Before a batch: run what is due. Returns whether this worker stays in the call.
+
+        Raises:
+            RuntimeError: another call has begun meanwhile.
+        """
+        if self._latest is not feed:
+            raise RuntimeError(
+                "a loop over session.batches() went on after another one had begun: a loss or a "
+                "move would repeat and skip the batches of only one of them. Pass one loader that "
+                "gives the batches of both, and count epochs by range()"
+            )
         self._cycle.check_ended()
         self.repeatables.check_unchanged()
         while self._boundary():

@@ -18,9 +18,9 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
+from tmd.torch_private.ddp import ddp_of
 from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
@@ -64,8 +64,8 @@ class Session:
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
-        self._rank_kept: str | None = None
         self._evaluations = Evaluations()
+        self._rank_kept: str | None = None
         """Where the loop decides by an old rank; ``None`` before the search, empty if nowhere, or
         once it is reported."""
         self.built: Any = None
@@ -271,7 +271,7 @@ class Session:
             saving.choose(self.rank, self._hooks.gathered, resume=resume)
             if saving.goes_on:
                 # DDP fixes its buckets, and thereby the order of sums, in the first step.
-                ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
+                ddp = any(ddp_of(module) is not None for module in self._wrapped)
                 other = any(self._hooks.gathered("1" * ddp))
                 self._cycle.rehearses = self.world_size > 1 and other
 

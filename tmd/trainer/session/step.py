@@ -65,7 +65,7 @@ class Step:
             return function(*args, **kwargs)
         except BaseException as error:
             if not self._is_spoilt_by(type(error)):
-                self._cycle.close()
+                self._cycle.fail()
                 raise
             self._end_early(type(error))
             return None
@@ -100,7 +100,7 @@ class Step:
         elif self._is_spoilt_by(kind):
             self._end_early(kind)
         else:
-            self._cycle.close()
+            self._cycle.fail()
             return False
         return True
 

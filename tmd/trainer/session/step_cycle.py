@@ -47,6 +47,8 @@ class StepCycle:
         without a vote, and repeated."""
         self._open = False
         """Whether a step has begun and not ended."""
+        self._failed = False
+        """Whether the script has failed in a step since the latest commit, and went on."""
         self._trains = True
         self._loss: Tensor | float | None = None
         """The loss of the present step, if the script has recorded one."""
@@ -78,7 +80,15 @@ class StepCycle:
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
         self._loss = None
-        self._local.begin(trains=trains, repeats=self.rehearses)
+        late = self._local.changed_since_vote()
+        if late and self.hooks.rank == 0:
+            self._warn(
+                f"the script changes {', '.join(late[:3])} between the vote of a step and the "
+                "next step: a rank that is lost comes back with the values of the vote. Change "
+                "buffers before the optimizer runs"
+            )
+        # The batch of a failed step comes again with that of a broken one: both are undone then.
+        self._local.begin(trains=trains, repeats=self.rehearses, keeps=not self._failed)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun(trains=trains)
@@ -116,8 +126,12 @@ class StepCycle:
             )
 
     def close(self) -> None:
-        """The step has ended, or the script has failed in it."""
+        """The step has ended."""
         self._open = False
+
+    def fail(self) -> None:
+        """The script has failed in the step, and may go on with another one."""
+        self._open, self._failed = False, True
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
@@ -197,8 +211,8 @@ class StepCycle:
             RuntimeError: no registered optimizer was called in it.
         """
         if self.outcome is None:
-            if self._trains and not self._scaled:
-                self.close()
+            if self._trains and not self._skips:
+                self.fail()
                 raise RuntimeError(
                     "no registered optimizer was called in session.step(); to accumulate gradients "
                     "use session.batches(loader, accumulate=k) and call it once in the step"
@@ -211,6 +225,7 @@ class StepCycle:
         if not self._trains:
             self._local.release()
         if self.outcome is VoteOutcome.SHADOW:
+            self._failed = False
             self.feed.commit()
             self.hooks.shadowed()
             return False
@@ -220,6 +235,7 @@ class StepCycle:
             return not self.hooks.shadowing
         now = time.monotonic()
         value = self._read_loss()
+        self._failed = False
         self.feed.commit()
         self.hooks.committed(self._local, value, now - self._last_commit)
         self._last_commit = now
@@ -228,6 +244,13 @@ class StepCycle:
         self._trace.write(self.hooks.current, self._shown(value))
         self._look_for_unregistered()
         return True
+
+    @property
+    def _skips(self) -> bool:
+        """Whether a step without an optimizer may be one whose gradients the script drops, as for a
+        loss that is not finite. Where no optimizer has run yet, it accumulates them."""
+        assert self._local is not None
+        return self._scaled and (self._optimizers.ran or not self._local.has_usable_gradients)
 
     def _shown(self, loss: float | None) -> dict[int, float | None]:
         """The losses of the step that has ended, by rank, and ``loss`` in its last pass."""
@@ -239,8 +262,11 @@ class StepCycle:
         if self._unregistered is None or self.hooks.rank != 0:
             return
         if found := self._unregistered.committed():
-            log.warning(found)
-            self.hooks.warn(unregistered=found)
+            self._warn(found)
+
+    def _warn(self, found: str) -> None:
+        log.warning(found)
+        self.hooks.warn(unregistered=found)
 
     def spoil(self) -> None:
         """The step is broken."""
@@ -262,6 +288,6 @@ class StepCycle:
         if self.spoilt:
             assert self._local is not None
             assert self.feed is not None
-            self.spoilt = False
+            self.spoilt = self._failed = False
             self._local.undo()
             self.feed.rewind()

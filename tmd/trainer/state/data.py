@@ -19,6 +19,7 @@ from torch.utils.data import Sampler
 from tmd.trainer.state.batches import DrawnBatch
 from tmd.trainer.state.loading import (
     SeededIndex,
+    begin_anew,
     loads_in_turn,
     seed_own_generators,
     seeded_workers,
@@ -311,6 +312,8 @@ class Feed:
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
         skip = index if steps is None else 0
+        if steps is None:
+            begin_anew(loader)
         with seeded_workers(loader) as processes:
             if steps is not None:
                 # Not a method of this feed: a reference cycle would keep its processes alive.

@@ -44,6 +44,8 @@ class LocalState:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._late: set[str] = set()
+        """Buffers that scripts change after the vote."""
         self.exchanged: bool | None = None
         """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
@@ -68,23 +70,28 @@ class LocalState:
         """Of large buffers that are not copied: what differs once somebody has written to them."""
         self._written: set[str] = set()
         """Those of them to which somebody has written since: they are copied and compared."""
+        self._sent: tuple[dict[str, BufferMark], bytes] | None = None
+        """Marks of the buffers when others last got copies of them, and these copies; ``None`` if
+        what differs now is no work of the script."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
-    def begin(self, *, trains: bool = True, repeats: bool = False) -> None:
+    def begin(self, *, trains: bool = True, repeats: bool = False, keeps: bool = True) -> None:
         """A step begins: save what it would change if it were poisoned.
 
         Args:
             trains: whether an optimizer runs in the step.
             repeats: whether the step will be repeated in any case.
+            keeps: if false, :meth:`undo` still goes back to before an earlier step.
         """
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
-        self._keep(trains=trains, repeats=repeats)
+        if keeps:
+            self._keep(trains=trains, repeats=repeats)
         self._steps += trains
 
     def keep(self) -> None:
@@ -117,6 +124,13 @@ class LocalState:
         befores = (before for _, before in self._values)
         return states or not all(map(_equal, values, befores))
 
+    @property
+    def has_usable_gradients(self) -> bool:
+        """Whether the parameters have gradients, all finite and not all zero."""
+        grads = [part(p.grad) for p in self._params if p.grad is not None]
+        dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
+        return all(bool(g.isfinite().all()) for g in dense) and any(bool(g.any()) for g in dense)
+
     def release(self) -> None:
         """Release what FSDP2 keeps after a forward pass without a backward pass: a worker that
         joins now would gather it, and the other ranks would not."""
@@ -128,6 +142,7 @@ class LocalState:
         A scheduler is often stepped after the ``with`` block, which a poisoned step leaves early
         but does not skip.
         """
+        self._sent = None
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
         self._moved.put_back()
@@ -137,7 +152,7 @@ class LocalState:
         for state, before in self._states:
             state.load_state_dict(before)
         for group, values in self._values:
-            group.update(values)
+            restore(group, values)
         self._registry.forget_unscaled()
 
     def exchange_copies(self, step: int, rank: int, size: int, shift: Shift) -> None:
@@ -150,11 +165,29 @@ class LocalState:
         if size == 1 or not (buffers if self.exchanged is None else self.exchanged):
             return
         blob = self._packed(buffers)
+        self._sent = {name: _mark(each.buffer) for name, each in self._found().items()}, blob
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
                 # Copies hold the state after `step`, which is the start of the next one.
                 self._held[(rank - offset) % size, step + 1] = shift(blob, offset)
+
+    def changed_since_vote(self) -> list[str]:
+        """Buffers that the script has changed since the copies of them were exchanged: a rank that
+        is lost now comes back with those. Reports each once."""
+        if self._sent is None:
+            return []
+        (marks, blob), self._sent = self._sent, None
+        found = self._found()
+        written = {name for name, each in found.items() if marks.get(name) != _mark(each.buffer)}
+        if not written - self._late:
+            return []
+        copies = msgpack.decode(blob, type=dict[str, bytes])
+        names = [name for name in copies if name in written - self._late]
+        now = bytes_of({name: part(found[name].buffer) for name in names})
+        late = [name for name in names if now[name] != copies[name]]
+        self._late.update(late)
+        return [name.partition(".")[2] for name in late]
 
     def look(self) -> None:
         """Note which buffers the present step has changed."""
@@ -175,6 +208,7 @@ class LocalState:
 
     def placed(self) -> None:
         """Another state was put in place: what has changed is no work of the script."""
+        self._sent = None
         self._moved.placed()
 
     def carry_over(self, step: int) -> None:
@@ -210,6 +244,7 @@ class LocalState:
 
     def adopt(self, blob: bytes) -> None:
         """Replace the buffers by a copy of another rank's."""
+        self._sent = None
         if not blob:
             return
         buffers = self._buffers()
@@ -287,6 +322,23 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other) or bool(one != one and other != other)  # NaN is no change
+
+
+def restore(group: dict[str, Any], values: dict[str, Any]) -> None:
+    """Give a parameter group the given values again; its parameters stay. A script may hold the
+    tensor of a learning rate, which must stay the one of the group."""
+    for name in group.keys() - {"params", *values}:
+        del group[name]
+    for name, value in values.items():
+        held = group.get(name)
+        if isinstance(held, Tensor) and isinstance(value, Tensor) and _alike(held, value):
+            held.data.copy_(value)
+        else:
+            group[name] = _copied(value)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _copied(value: Any) -> Any:

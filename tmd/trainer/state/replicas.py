@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from tmd.torch_private.ddp import ddp_of
 from tmd.trainer.state.divided import ranks_of
 
 Partition = tuple[tuple[int, ...], ...]
@@ -117,8 +117,8 @@ def _of_module(model: nn.Module, size: int) -> list[Partition]:
     spread: list[Any] = [p for p in trained if hasattr(p, "placements")]
     meshes = {(id(p.device_mesh), p.placements): p for p in spread}
     parts = [_of_dtensor(param, size) for param in meshes.values()]
-    if isinstance(model, DistributedDataParallel):
-        parts.append(_of_group(model.process_group, size))
+    if (ddp := ddp_of(model)) is not None:
+        parts.append(_of_group(ddp.process_group, size))
     elif len(spread) < len(trained):
         parts.append(all_different(size))
     return parts

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tmd.torch_private.ddp import ddp_of
 from tmd.torch_private.optimizers import forget_unscaled
 from tmd.trainer.state.divided import is_divided, local, set_values
 from tmd.trainer.state.late_buffers import LateBuffers
@@ -86,8 +87,8 @@ class Registry:
         for name, value in expanded(objects):
             if isinstance(value, nn.Module):
                 refuse_hidden(name, value)
-                if isinstance(value, DistributedDataParallel):
-                    self.wrappers.append(value)
+                if (wrapper := ddp_of(value)) is not None:
+                    self.wrappers.append(wrapper)
                 self._objects[name] = unwrapped(value)
             elif is_divided(value):
                 self._objects[name], self._wholes[name] = local(value), value
