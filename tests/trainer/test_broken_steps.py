@@ -172,6 +172,17 @@ class Caught(Trained):
         return [*self.model.parameters(), *self.model.buffers()]
 
 
+class Reloaded(Caught):
+    """And loads other weights for that."""
+
+    def run(self, number: int, batch: dict[str, Tensor]) -> None:
+        super().run(number, batch)
+        if batch["x"].min() == 4:
+            with torch.no_grad():
+                for param in self.model.parameters():
+                    param.mul_(0.5)
+
+
 @pytest.mark.parametrize("lost", range(STEPS))
 @pytest.mark.parametrize("kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached, Caught])
 def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: int) -> None:
@@ -180,3 +191,34 @@ def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: in
 
     assert broken.hooks.votes == whole.hooks.votes + 1
     assert all(map(torch.equal, whole.result, broken.result))
+
+
+@pytest.mark.parametrize("lost", range(STEPS))
+def test_a_script_may_change_weights_once_a_step_has_failed(lost: int) -> None:
+    """No worker ends for that, though nobody undoes it."""
+    assert Reloaded(lost).hooks.votes == STEPS + 1
+
+
+@pytest.mark.parametrize("lost", [None, 0, 1])
+def test_what_follows_a_call_whose_last_batch_has_failed_is_not_undone(lost: int | None) -> None:
+    """That batch does not come again."""
+    hooks = Voting()
+    hooks.lost = set() if lost is None else {lost}
+    session, model = Session(hooks), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    session.register(model=model, optimizer=optimizer, schedule=schedule)
+    found = []
+    for _ in range(2):
+        for batch in session.batches([1.0, 2.0]):
+            with suppress(FloatingPointError), session.step():
+                model(torch.tensor([batch])).sum().backward()
+                if batch == 2.0:
+                    raise FloatingPointError
+                optimizer.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+
+    assert hooks.votes == (2 if lost is None else 3)
+    assert found[-2:] == [0.5, 0.5]
+    assert optimizer.param_groups[0]["lr"] == 0.25

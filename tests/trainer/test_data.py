@@ -1,7 +1,7 @@
 """The same batch again when a step is repeated, and the data position of a joiner."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -128,6 +128,61 @@ def stateful(**settings: Any) -> DataLoader[object]:
 
 def stateful_by_processes() -> DataLoader[object]:
     return stateful(num_workers=2)
+
+
+def accelerated() -> DataLoader[object]:
+    """Its loader has one of torch inside, with the processes."""
+    need("accelerate")
+    of_accelerate = import_module("accelerate.data_loader")
+    made: DataLoader[object] = of_accelerate.DataLoaderShard(
+        Augmented(torch.arange(32.0)),
+        batch_size=4,
+        shuffle=True,
+        num_workers=1,
+        persistent_workers=True,
+    )
+    return made
+
+
+class Wrapping(DataLoader[Any]):
+    """Puts an iterator of its own around that of torch, as loaders of graphs do."""
+
+    def _get_iterator(self) -> Any:
+        return Wrapped(super()._get_iterator())
+
+
+class Wrapped:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._inner._reset(loader, first_iter)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._inner)
+
+
+def wrapping() -> DataLoader[object]:
+    data = Augmented(torch.arange(32.0))
+    return Wrapping(data, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+
+
+@pytest.mark.parametrize(
+    "make", [in_another_order_by_processes_that_stay, accelerated, wrapping, stateful_by_processes]
+)
+def test_processes_that_stay_begin_anew_with_each_call(
+    make: Callable[[], DataLoader[object]],
+) -> None:
+    """A joiner's have not drawn what they have drawn before."""
+    loader = make()
+    drawn(feed_of(loader), range(8))
+    second = Feed(loader, 1, lambda: 1, lambda: DataPlace(0, 1))
+    joiner = Feed(make(), 1, lambda: 1, lambda: DataPlace(0, 1))
+
+    assert drawn(second, range(8)) == drawn(joiner, range(8))
 
 
 @pytest.mark.parametrize("index", [0, 3])

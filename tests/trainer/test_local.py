@@ -330,6 +330,20 @@ def test_a_tensor_of_a_parameter_group_stays_the_one_that_the_script_holds() -> 
     assert "made" not in optimizer.param_groups[0]
 
 
+def test_a_table_of_rates_stays_as_it_is() -> None:
+    """A script takes another entry of it in each step."""
+    model, rates = nn.Linear(2, 2), torch.tensor([0.5, 0.25])
+    optimizer = torch.optim.Adam(model.parameters(), lr=rates[0])
+    before = optimizer.param_groups[0]["lr"]
+    local = local_of(model, optimizer=optimizer)
+    local.begin()
+    optimizer.param_groups[0]["lr"] = rates[1]
+    local.undo()
+
+    assert optimizer.param_groups[0]["lr"] is before
+    assert rates.tolist() == [0.5, 0.25]
+
+
 def exchanged(local: LocalState, model: nn.Module, *, step: int = 4) -> None:
     """A step up to its vote."""
     local.begin()

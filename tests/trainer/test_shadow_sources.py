@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from torch import zeros
+from torch import int64, zeros
 
 from tests.fabric.circle import PATIENCE, Circle, circle, member
 from tests.trainer.contexts import context_of
@@ -221,3 +221,34 @@ def test_a_step_in_which_a_copy_was_given_up_is_not_counted() -> None:
         s.mirrors.close()
         for each in (ear, again, third):
             each.end()
+
+
+def test_sums_of_a_joiner_in_step_are_compared_in_some_steps() -> None:
+    """Not what a script calls after the vote, or in an evaluation, or what is no sum of floats: it
+    may differ for good reasons."""
+    with scene(feed(closed=False)) as s:
+        (ear,) = s.follow(0, 0)
+        (mirror,) = s.mirrors._mirrors
+        ear.say(Settled())
+        step = mirror._reached
+        while mirror.tries:
+            step += 1
+            s.mirrors.at_boundary(1000 + step)
+        proving, other = 2000, 2001
+        floats, integers = [zeros(4)], [zeros(4, dtype=int64)]
+        s.mirrors.at_boundary(proving)
+        s.mirrors.in_step = True
+        in_step = [bool(s.mirrors.given("allreduce", "0", t)) for t in (floats, integers)]
+        gathers = bool(s.mirrors.given("allgather", "0", floats))
+        s.mirrors.voted([1])
+        after_vote = bool(s.mirrors.given("allreduce", "0", floats))
+        s.mirrors.at_boundary(other)
+        s.mirrors.in_step = True
+        later = bool(s.mirrors.given("allreduce", "0", floats))
+        s.mirrors.close()
+        ear.end()
+
+    assert in_step == [True, False]
+    assert not gathers
+    assert not after_vote
+    assert not later

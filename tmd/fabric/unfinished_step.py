@@ -85,11 +85,6 @@ class UnfinishedStep:
     def suspended(self) -> bool:
         return self._state is StepState.SUSPENDED
 
-    @property
-    def open(self) -> bool:
-        """Whether a step that can be finished after a loss has begun and not come to its vote."""
-        return self._state is StepState.OPEN
-
     def _move(self, event: StepEvent) -> None:
         """Apply ``event``. The caller holds the lock."""
         refusal = f"'{event}' cannot happen to a step that is {self._state}"

@@ -7,6 +7,7 @@ from itertools import count, islice
 from typing import Any, NoReturn
 
 from tmd.trainer import Session
+from tmd.trainer.state.loading import begin_anew
 
 
 class Epoch:
@@ -44,6 +45,7 @@ class Epoch:
             return  # before the loader starts processes
         self._begin()
         skip = 0 if self._skip is None else self._skip()
+        begin_anew(self._loader)
         batches = islice(self._session.placed(self._loader), skip, self._limit)
         for number in count():
             if self._ends(number):

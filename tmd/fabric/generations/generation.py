@@ -123,10 +123,7 @@ class Generation:
 
     def release(self) -> None:
         """Free it, unless it is being aborted: all members have replaced it."""
-        with self._changing:
-            if self.state is not GenerationState.RETIRED:
-                return
-        self.close()
+        self._close(unless=GenerationState.ABORTED)
 
     def fail(self, why: str) -> None:
         """It cannot be built."""
@@ -197,9 +194,12 @@ class Generation:
 
     def close(self) -> None:
         """Free it, if it has been built or never will be. Never raises: training goes on."""
+        self._close()
+
+    def _close(self, *, unless: GenerationState = GenerationState.FREED) -> None:
         with self._changing:
             may_come = not (self._inner or self._build_over or self.unneeded)
-            if self.state is GenerationState.FREED or may_come:
+            if self.state in (GenerationState.FREED, unless) or may_come:
                 return
             self.state = transition(self.state, GenerationEvent.CLOSED)
             inner, self._inner = self._inner, None

@@ -94,6 +94,7 @@ class Preparation:
                 generation.fail("an earlier group failed, or the preparation was dropped")
             elif self._kind is not None:
                 generation.build(self._kind)
+            generation.replaces = None
 
     def _settle(self) -> None:
         self.settled.set()

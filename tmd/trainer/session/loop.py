@@ -148,7 +148,8 @@ class BatchLoop:
         if self.saving is not None and self.saving.skips(feed.call):
             feed.leave()
             return False
-        self.feed = self._cycle.feed = feed
+        self.feed = feed
+        self._cycle.enter(feed)
         self._hooks.follow(feed)
         step = None
         if self.saving is not None:

@@ -39,7 +39,6 @@ class OptimizerHooks:
         """What the optimizers of this step have queued on a device."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
-        self._ran = False
 
     def attach(
         self,
@@ -59,11 +58,6 @@ class OptimizerHooks:
             each.register_step_post_hook(self._after)
         for scaler in scalers:
             call_after_scaled_step(scaler, self, OptimizerHooks._scaled)
-
-    @property
-    def ran(self) -> bool:
-        """Whether an optimizer, or a scaler in its place, has come to its turn in any step."""
-        return self._ran
 
     def begin(self) -> None:
         """A step begins."""
@@ -104,13 +98,11 @@ class OptimizerHooks:
         if self._in_step() and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             _warn_without_gradients(optimizer)
-        self._ran = True
         self._vote()
         self._applying(optimizer)
         return changed
 
     def _scaled(self) -> None:
-        self._ran = True
         self._vote()
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

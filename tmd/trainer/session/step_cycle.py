@@ -48,7 +48,7 @@ class StepCycle:
         self._open = False
         """Whether a step has begun and not ended."""
         self._failed = False
-        """Whether the script has failed in a step since the latest commit, and went on."""
+        """Whether the script has failed in a step before its vote, since the latest commit."""
         self._trains = True
         self._loss: Tensor | float | None = None
         """The loss of the present step, if the script has recorded one."""
@@ -59,7 +59,8 @@ class StepCycle:
         self._registry: Registry | None = None
         """Set until the first step has checked its modules for extra state."""
         self._unregistered: UnregisteredState | None = None
-        self._scaled = False
+        self._scaled = self._left_gradients = False
+        self._warnings: list[str] = []
         self.leaves_early = False
         """Whether the present ``batches`` call leaves broken steps early."""
         self._computed = 0
@@ -131,7 +132,13 @@ class StepCycle:
 
     def fail(self) -> None:
         """The script has failed in the step, and may go on with another one."""
-        self._open, self._failed = False, True
+        # After the vote the step is committed, whatever the script does.
+        self._failed = self._failed or (self._open and self._trains and self.outcome is None)
+        self._open = False
+
+    def enter(self, feed: Feed) -> None:
+        """A ``batches`` call begins: no batch of an earlier one comes again."""
+        self.feed, self._failed = feed, False
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
@@ -211,7 +218,9 @@ class StepCycle:
             RuntimeError: no registered optimizer was called in it.
         """
         if self.outcome is None:
-            if self._trains and not self._skips:
+            if self._trains and self._scaled:
+                self._look_for_accumulated()
+            elif self._trains:
                 self.fail()
                 raise RuntimeError(
                     "no registered optimizer was called in session.step(); to accumulate gradients "
@@ -245,12 +254,17 @@ class StepCycle:
         self._look_for_unregistered()
         return True
 
-    @property
-    def _skips(self) -> bool:
-        """Whether a step without an optimizer may be one whose gradients the script drops, as for a
-        loss that is not finite. Where no optimizer has run yet, it accumulates them."""
+    def _look_for_accumulated(self) -> None:
+        """Warn once of gradients that a step with a scaler leaves without an optimizer: the script
+        may drop them, as for a norm that is too large, or accumulate them."""
         assert self._local is not None
-        return self._scaled and (self._optimizers.ran or not self._local.has_usable_gradients)
+        if not self._left_gradients and self._local.has_usable_gradients:
+            self._left_gradients = True
+            self._warn(
+                "a step has ended with gradients that no optimizer has used: if the script "
+                "accumulates them over several steps, they are lost with a broken step, and a "
+                "joiner does not have them; use session.batches(loader, accumulate=k)"
+            )
 
     def _shown(self, loss: float | None) -> dict[int, float | None]:
         """The losses of the step that has ended, by rank, and ``loss`` in its last pass."""
@@ -266,7 +280,8 @@ class StepCycle:
 
     def _warn(self, found: str) -> None:
         log.warning(found)
-        self.hooks.warn(unregistered=found)
+        self._warnings.append(found)
+        self.hooks.warn(unregistered="; ".join(self._warnings))
 
     def spoil(self) -> None:
         """The step is broken."""

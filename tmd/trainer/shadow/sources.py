@@ -47,6 +47,8 @@ class ShadowSources:
         self._mirrors: tuple[ShadowSource, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
+        self.in_step = False
+        """Whether a step in which an optimizer runs has begun, and not been voted on."""
         self._within, self._beside = Meter(), Meter()
         """Processor time of mirroring: in the job's threads, and in its own threads."""
         fabric.tap = self
@@ -157,7 +159,7 @@ class ShadowSources:
         """A collective begins. Returns the digest of its inputs if a joiner has to prove itself."""
         # Of a joiner that is in step only what a step sums may be expected to be the same: a script
         # logs times and saves names of files, too.
-        sums = op in SUMS and self._fabric.step.open and all(map(Tensor.is_floating_point, inputs))
+        sums = op in SUMS and self.in_step and all(map(Tensor.is_floating_point, inputs))
         if not any(m.tries or (sums and m.live and m.proves) for m in self._mirrors):
             return ""
         with self._within.running():
@@ -179,6 +181,7 @@ class ShadowSources:
 
     def voted(self, result: Sequence[int]) -> None:
         """A vote has ended."""
+        self.in_step = False
         for mirror in self._mirrors:
             mirror.send_result(VOTE, msgpack.encode(list(result)))
 
@@ -235,7 +238,7 @@ class ShadowSources:
             self._mirrors = tuple(m for m in (*self._mirrors, *new) if not m.over)
 
 
-HELLO_S = 10.0
 SUMS = ("allreduce", "reduce_scatter")
 """Collectives of gradients."""
+HELLO_S = 10.0
 """Longest time until a peer has sent its request."""

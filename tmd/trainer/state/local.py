@@ -73,9 +73,12 @@ class LocalState:
         self._sent: tuple[dict[str, BufferMark], bytes] | None = None
         """Marks of the buffers when others last got copies of them, and these copies; ``None`` if
         what differs now is no work of the script."""
+        self._placed = False
+        """Whether another state was put in place since a state was saved for :meth:`undo`."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
-        self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._values: list[tuple[dict[str, Any], dict[str, KeptValue]]] = []
+        """Parameter groups, and what they had."""
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
     def begin(self, *, trains: bool = True, repeats: bool = False, keeps: bool = True) -> None:
@@ -84,22 +87,25 @@ class LocalState:
         Args:
             trains: whether an optimizer runs in the step.
             repeats: whether the step will be repeated in any case.
-            keeps: if false, :meth:`undo` still goes back to before an earlier step.
+            keeps: if false, :meth:`undo` still goes back to before an earlier step, but for
+                parameters, and unless another state was put in place meanwhile.
         """
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
-        if keeps:
-            self._keep(trains=trains, repeats=repeats)
+        self._moved.keep(trains=trains, repeats=repeats)
+        if keeps or self._placed:
+            self._keep()
         self._steps += trains
 
     def keep(self) -> None:
         """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
-        self._keep(trains=False)
+        self._moved.keep(trains=False)
+        self._keep()
 
-    def _keep(self, *, trains: bool, repeats: bool = False) -> None:
-        self._moved.keep(trains=trains, repeats=repeats)
+    def _keep(self) -> None:
+        self._placed = False
         found = self._found()
         self._saved = {
             name: SavedBuffer(buffer, part(buffer.buffer).clone())
@@ -111,7 +117,7 @@ class LocalState:
         }
         self._graded = [param.grad is not None for param in self._params]
         self._values = [
-            (group, {k: _copied(v) for k, v in group.items() if k != "params"})
+            (group, {k: KeptValue.of(v) for k, v in group.items() if k != "params"})
             for optimizer in (*self._registry.optimizers, *self._registry.divided)
             for group in optimizer.param_groups
         ]
@@ -121,7 +127,7 @@ class LocalState:
         """Whether a registered object other than a model has changed since :meth:`keep`."""
         states = any(not _equal(o.state_dict(), before) for o, before in self._states)
         values = ({k: group.get(k) for k in before} for group, before in self._values)
-        befores = (before for _, before in self._values)
+        befores = ({k: kept.copy for k, kept in before.items()} for _, before in self._values)
         return states or not all(map(_equal, values, befores))
 
     @property
@@ -208,7 +214,7 @@ class LocalState:
 
     def placed(self) -> None:
         """Another state was put in place: what has changed is no work of the script."""
-        self._sent = None
+        self._sent, self._placed = None, True
         self._moved.placed()
 
     def carry_over(self, step: int) -> None:
@@ -324,22 +330,23 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other) or bool(one != one and other != other)  # NaN is no change
 
 
-def restore(group: dict[str, Any], values: dict[str, Any]) -> None:
-    """Give a parameter group the given values again; its parameters stay. A script may hold the
-    tensor of a learning rate, which must stay the one of the group."""
+class KeptValue(NamedTuple):
+    """A value of a parameter group, and a copy of it if it is a tensor: a script may hold that of a
+    learning rate, and fill it."""
+
+    held: Any
+    copy: Any
+
+    @classmethod
+    def of(cls, value: Any) -> KeptValue:
+        return cls(value, value.clone() if isinstance(value, Tensor) else value)
+
+
+def restore(group: dict[str, Any], values: dict[str, KeptValue]) -> None:
+    """Give a parameter group these values again; its parameters stay."""
     for name in group.keys() - {"params", *values}:
         del group[name]
     for name, value in values.items():
-        held = group.get(name)
-        if isinstance(held, Tensor) and isinstance(value, Tensor) and _alike(held, value):
-            held.data.copy_(value)
-        else:
-            group[name] = _copied(value)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+        if isinstance(value.held, Tensor):
+            value.held.data.copy_(value.copy)
+        group[name] = value.held

@@ -167,6 +167,7 @@ class Coordinator:
         self.adoption.begun()
         self._pacing.begin()
         self._parts.migration.begun(trains=trains)
+        self._parts.sources.in_step = trains
         self._parts.continuation.begin_step(trains=trains)
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
