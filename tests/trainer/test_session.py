@@ -70,6 +70,25 @@ def test_an_error_of_the_script_is_raised_out_of_its_part(script: Script) -> Non
         break
 
 
+def test_an_error_after_the_vote_ends_a_step_that_counts(script: Script) -> None:
+    """Once: other ranks have committed it."""
+
+    def fail() -> None:
+        raise KeyError("mistake")
+
+    positions = []
+    for batch in script.session.batches([2.0, 3.0]):
+        step = script.session.begin()
+        step.run(script.optimizers[0].step, script.closure(batch))
+        with pytest.raises(KeyError, match="mistake"):
+            step.run(fail)
+        assert step.end() is StepResult.COMMITTED
+        positions.append(script.session.position.index)
+
+    assert positions == [1, 2]
+    assert script.weight == -5.0
+
+
 def test_a_step_in_which_no_optimizer_ran_is_refused_at_its_end(script: Script) -> None:
     for _ in script.session.batches([1.0]):
         with pytest.raises(RuntimeError, match="no registered optimizer"):

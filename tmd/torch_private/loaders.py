@@ -23,13 +23,11 @@ def before_each_batch(prepare: Callable[[Indices], Indices]) -> None:
     kind.fetch = prepared
 
 
-def end_processes(loader: DataLoader[Any]) -> None:
-    """End the processes that ``persistent_workers=True`` has kept from an earlier iteration of
-    ``loader``: the next one starts others. A loader of Accelerate has one of torch inside."""
+def forget_processes(loader: DataLoader[Any]) -> None:
+    """Let the next iteration of ``loader`` start processes, although ``persistent_workers=True``
+    has kept those of an earlier one. These end with the last reference to their iterator, which a
+    derived class may hold and go on using. A loader of Accelerate has one of torch inside."""
     inner: Any = loader
     while (within := vars(inner).get("base_dataloader")) is not None:
         inner = within
-    kept, inner._iterator = inner._iterator, None
-    # A derived class may have put another iterator around, with whose end they end.
-    if (end := getattr(kept, "_shutdown_workers", None)) is not None:
-        end()
+    inner._iterator = None

@@ -148,8 +148,7 @@ class BatchLoop:
         if self.saving is not None and self.saving.skips(feed.call):
             feed.leave()
             return False
-        self.feed = feed
-        self._cycle.enter(feed)
+        self.feed = self._cycle.feed = feed
         self._hooks.follow(feed)
         step = None
         if self.saving is not None:

@@ -65,7 +65,7 @@ class Step:
             return function(*args, **kwargs)
         except BaseException as error:
             if not self._is_spoilt_by(type(error)):
-                self._cycle.fail()
+                self._fail()
                 raise
             self._end_early(type(error))
             return None
@@ -100,9 +100,14 @@ class Step:
         elif self._is_spoilt_by(kind):
             self._end_early(kind)
         else:
-            self._cycle.fail()
+            self._fail()
             return False
         return True
+
+    def _fail(self) -> None:
+        counts = self._cycle.fail()
+        if counts is not None:
+            self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
 
     def _is_spoilt_by(self, kind: type[BaseException]) -> bool:
         """Whether an exception of ``kind`` was caused by the loss of a rank.

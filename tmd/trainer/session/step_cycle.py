@@ -47,8 +47,6 @@ class StepCycle:
         without a vote, and repeated."""
         self._open = False
         """Whether a step has begun and not ended."""
-        self._failed = False
-        """Whether the script has failed in a step before its vote, since the latest commit."""
         self._trains = True
         self._loss: Tensor | float | None = None
         """The loss of the present step, if the script has recorded one."""
@@ -88,8 +86,11 @@ class StepCycle:
                 "next step: a rank that is lost comes back with the values of the vote. Change "
                 "buffers before the optimizer runs"
             )
-        # The batch of a failed step comes again with that of a broken one: both are undone then.
-        self._local.begin(trains=trains, repeats=self.rehearses, keeps=not self._failed)
+        # The batch of a failed step comes again with that of a broken one: both are undone then. A
+        # pass is undone alone.
+        failed = trains and self.feed is not None and self.feed.failed
+        keeps = not failed or len(self.hooks.adoption.ranks) > 1
+        self._local.begin(trains=trains, repeats=self.rehearses, keeps=keeps)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun(trains=trains)
@@ -130,15 +131,15 @@ class StepCycle:
         """The step has ended."""
         self._open = False
 
-    def fail(self) -> None:
-        """The script has failed in the step, and may go on with another one."""
-        # After the vote the step is committed, whatever the script does.
-        self._failed = self._failed or (self._open and self._trains and self.outcome is None)
+    def fail(self) -> bool | None:
+        """The script has failed in the step, and may go on with another one. After the vote the
+        step has ended: see :meth:`end`. ``None`` before that."""
+        if self._open and self._trains and self.feed is not None:
+            if self.outcome is not None:
+                return self.end()  # other ranks have committed it
+            self.feed.failed = True
         self._open = False
-
-    def enter(self, feed: Feed) -> None:
-        """A ``batches`` call begins: no batch of an earlier one comes again."""
-        self.feed, self._failed = feed, False
+        return None
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
@@ -234,7 +235,6 @@ class StepCycle:
         if not self._trains:
             self._local.release()
         if self.outcome is VoteOutcome.SHADOW:
-            self._failed = False
             self.feed.commit()
             self.hooks.shadowed()
             return False
@@ -244,7 +244,6 @@ class StepCycle:
             return not self.hooks.shadowing
         now = time.monotonic()
         value = self._read_loss()
-        self._failed = False
         self.feed.commit()
         self.hooks.committed(self._local, value, now - self._last_commit)
         self._last_commit = now
@@ -303,6 +302,6 @@ class StepCycle:
         if self.spoilt:
             assert self._local is not None
             assert self.feed is not None
-            self.spoilt = self._failed = False
+            self.spoilt = False
             self._local.undo()
             self.feed.rewind()

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils.data import DataLoader
 
-from tmd.torch_private.loaders import before_each_batch, end_processes
+from tmd.torch_private.loaders import before_each_batch, forget_processes
 from tmd.trainer.state.placing import pieces
 from tmd.trainer.state.seeds import mixed, seed_generators
 
@@ -79,7 +79,7 @@ def begin_anew(loader: object) -> None:
     """Let the processes of ``loader`` begin with this iteration, also if it keeps them: what they
     have drawn before is in their random state, and a joiner's have not drawn it."""
     if has_processes(loader) and loader.persistent_workers:
-        end_processes(loader)
+        forget_processes(loader)
 
 
 def loads_in_turn(loader: object, batch_size: int) -> bool:

@@ -73,7 +73,7 @@ class LocalState:
         self._sent: tuple[dict[str, BufferMark], bytes] | None = None
         """Marks of the buffers when others last got copies of them, and these copies; ``None`` if
         what differs now is no work of the script."""
-        self._placed = False
+        self._placed = True
         """Whether another state was put in place since a state was saved for :meth:`undo`."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
