@@ -36,6 +36,16 @@ def built(memory: BuildMemory, card: Card, group: str = "g", *, takes: int, besi
         card.free -= takes
 
 
+def assert_need(memory: BuildMemory, card: Card, size: int) -> None:
+    """A second set fits into ``size`` bytes, and into no fewer."""
+    card.free = size
+    memory.check("g", GPU)
+    card.free = size - 1
+
+    with pytest.raises(CannotBuildBeside, match="a second set"):
+        memory.check("g", GPU)
+
+
 def test_a_second_set_needs_what_the_first_has_taken() -> None:
     card = Card(1000)
     memory = BuildMemory(card.read)
@@ -75,12 +85,8 @@ def test_one_build_beside_training_says_nothing_yet(odd: int) -> None:
     memory = BuildMemory(card.read)
     built(memory, card, takes=300, beside=False)
     built(memory, card, takes=odd, beside=True)
-    card.free = 300
-    memory.check("g", GPU)
-    card.free = 299
 
-    with pytest.raises(CannotBuildBeside, match="a second set"):
-        memory.check("g", GPU)
+    assert_need(memory, card, 300)
 
 
 def test_no_build_needs_more_than_the_first() -> None:
@@ -88,10 +94,8 @@ def test_no_build_needs_more_than_the_first() -> None:
     memory = BuildMemory(card.read)
     for takes in (300, 700, 700, 700):
         built(memory, card, takes=takes, beside=True)
-    card.free = 300
-    memory.check("g", GPU)
 
-    assert card.free == 300
+    assert_need(memory, card, 300)
 
 
 @pytest.mark.parametrize("odd", [700, 1], ids=["allocates", "frees"])
@@ -101,12 +105,8 @@ def test_what_training_does_meanwhile_is_no_need(odd: int) -> None:
     memory = BuildMemory(card.read)
     for takes in (900, odd, 100, 100):
         built(memory, card, takes=takes, beside=True)
-    card.free = 100
-    memory.check("g", GPU)
-    card.free = 99
 
-    with pytest.raises(RuntimeError, match="a second set"):
-        memory.check("g", GPU)
+    assert_need(memory, card, 100)
 
 
 def test_a_build_after_a_loss_says_nothing_about_the_need() -> None:

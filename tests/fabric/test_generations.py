@@ -213,18 +213,23 @@ def test_a_worker_with_nothing_to_build_prepares_again_and_again() -> None:
     assert built == [""] * 4
 
 
+def given_up(j: Job) -> Generations:
+    """A worker whose build of an epoch hangs, and was dropped on all members."""
+    slow = Generations(FakeKind(j.cluster, "slow"), limits=GenerationLimits(SOON_S))
+    j.workers["slow"] = slow
+    j.cluster.hanging_builds.add(("slow", "world"))
+    j.build([*j.holders[:2], "slow"])
+    with j.cluster.changed:
+        j.cluster.changed.wait_for(lambda: ("slow", "world", j.epoch) in j.cluster.began)
+    j.drop()
+    return slow
+
+
 def test_a_build_that_was_given_up_is_waited_for_before_the_next() -> None:
     """Two at once may wait for each other."""
     with job() as j:
-        slow = Generations(FakeKind(j.cluster, "slow"), limits=GenerationLimits(SOON_S))
-        j.workers["slow"] = slow
-        holders = [*j.holders[:2], "slow"]
-        j.cluster.hanging_builds.add(("slow", "world"))
-        j.build(holders)
-        with j.cluster.changed:
-            j.cluster.changed.wait_for(lambda: ("slow", "world", j.epoch) in j.cluster.began)
-        j.drop()
-        j.build(holders)
+        slow = given_up(j)
+        j.build(j.coming)
         assert not slow.obstacle, "it is slow, and does not hang"
         with j.cluster.changed:
             j.cluster.hanging_builds.clear()
@@ -549,15 +554,8 @@ def test_what_is_to_be_built_at_a_switch_can_be_dropped() -> None:
 def test_a_build_at_a_switch_comes_after_one_that_was_given_up() -> None:
     """Two at once may wait for each other, so that no member switches earlier."""
     with job() as j:
-        slow = Generations(FakeKind(j.cluster, "slow"), limits=GenerationLimits(SOON_S))
-        j.workers["slow"] = slow
-        holders = [*j.holders[:2], "slow"]
-        j.cluster.hanging_builds.add(("slow", "world"))
-        j.build(holders)
-        with j.cluster.changed:
-            j.cluster.changed.wait_for(lambda: ("slow", "world", j.epoch) in j.cluster.began)
-        j.drop()
-        j.build(holders, BuildTime.AT_SWITCH)
+        slow = given_up(j)
+        j.build(j.coming, BuildTime.AT_SWITCH)
         assert not slow.wait(SHORT_S)
         j.cluster.release(("slow", "world"))
         j.switch()

@@ -54,6 +54,15 @@ class Scene:
         frame, _ = frames.receive(link)
         return link, frame
 
+    def copying(self) -> tuple[Ear, int]:
+        """The end of the link of a joiner to which the state is copied, and the present step."""
+        ear, step = Ear(self.ask(PLAN)[0]), 0
+        ear.say(Begin())
+        while not any(mirror.copies for mirror in self.mirrors._mirrors):
+            step += 1
+            self.mirrors.at_boundary(step)
+        return ear, step
+
     def follow(self, step: int, *joiners: int) -> list[Ear]:
         """``joiners`` follow for ``PLAN`` and get all outputs: the ends of their links. A link may
         be one of several of the same joiner."""
@@ -177,12 +186,7 @@ def test_a_switch_does_not_wait_for_an_earlier_link_of_a_joiner() -> None:
 def test_what_is_between_two_calls_is_not_counted_as_a_step() -> None:
     """A script may evaluate there for a minute."""
     with scene(feed(closed=False)) as s:
-        step = 0
-        ear = Ear(s.ask(PLAN)[0])
-        ear.say(Begin())
-        while not any(mirror.copies for mirror in s.mirrors._mirrors):
-            step += 1
-            s.mirrors.at_boundary(step)
+        ear, step = s.copying()
         s.mirrors.output("allreduce", "0", [zeros(250)])
         s.mirrors.close_feed()
         s.mirrors.at_boundary(step + 1)
@@ -195,12 +199,7 @@ def test_what_is_between_two_calls_is_not_counted_as_a_step() -> None:
 def test_a_step_in_which_a_copy_was_given_up_is_not_counted() -> None:
     """The joiner comes back within the step, of which only a part of the outputs was counted."""
     with scene(feed(closed=False)) as s:
-        step = 0
-        ear = Ear(s.ask(PLAN)[0])
-        ear.say(Begin())
-        while not any(mirror.copies for mirror in s.mirrors._mirrors):
-            step += 1
-            s.mirrors.at_boundary(step)
+        ear, step = s.copying()
         s.mirrors.output("allreduce", "0", [zeros(250)])
         s.mirrors.at_boundary(step + 1)
         whole = s.mirrors._load.spares(400)

@@ -47,7 +47,7 @@ class Reduction:
     combine: Combine
     average: bool = False
 
-    def is_placeless(self, dtype: torch.dtype) -> bool:
+    def is_position_independent(self, dtype: torch.dtype) -> bool:
         """Whether an element's result never depends on where in its tensor it is.
 
         torch combines the last few elements of a tensor by other instructions. They may round a

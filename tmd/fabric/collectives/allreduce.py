@@ -64,4 +64,4 @@ class Allreduce:
         """
         if len(tensors) != 1 or tensors[0].nbytes <= SMALL:
             return False
-        return self.reduction.is_placeless(tensors[0].dtype)
+        return self.reduction.is_position_independent(tensors[0].dtype)

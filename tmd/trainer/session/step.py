@@ -80,8 +80,7 @@ class Step:
             self.record(loss)
         if self.result is None:
             try:
-                counts = self._cycle.end()
-                self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
+                self._ended(counts=self._cycle.end())
             except Interrupted as error:
                 self._end_early(type(error))
         assert self.result is not None
@@ -105,9 +104,11 @@ class Step:
         return True
 
     def _fail(self) -> None:
-        counts = self._cycle.fail()
-        if counts is not None:
-            self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
+        if (counts := self._cycle.fail()) is not None:
+            self._ended(counts=counts)
+
+    def _ended(self, *, counts: bool) -> None:
+        self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
 
     def _is_spoilt_by(self, kind: type[BaseException]) -> bool:
         """Whether an exception of ``kind`` was caused by the loss of a rank.

@@ -167,11 +167,11 @@ class LocalState:
         Raises:
             LinkError: a neighbour is gone.
         """
-        buffers = self._buffers()
-        if size == 1 or not (buffers if self.exchanged is None else self.exchanged):
+        found = self._found()
+        if size == 1 or not (found if self.exchanged is None else self.exchanged):
             return
-        blob = self._packed(buffers)
-        self._sent = {name: _mark(each.buffer) for name, each in self._found().items()}, blob
+        blob = self._packed({name: part(each.buffer) for name, each in found.items()})
+        self._sent = {name: _mark(each.buffer) for name, each in found.items()}, blob
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
