@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.worker.broken_step import Holding, Piece, Place, Progress, pieces, reruns
+from tmd.core.worker.broken_step import Place, Progress, reruns
 
 
 def place(step: int = 7, between: int = 0, **groups: tuple[int, int]) -> Place:
@@ -98,60 +98,3 @@ def test_every_rank_decides_alike_and_can_do_it(places: list[Place], random: obj
             assert 0 <= progress.kept <= again.first <= progress.done
             assert again.first <= again.until
             assert progress.begun <= again.until
-
-
-# --- what is left of one operation ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("holdings", "expected"),
-    [
-        # Nobody has any result: all is reduced from the inputs.
-        ([Holding(), Holding()], [Piece(0, 8, None)]),
-        # A part is final on one rank.
-        ([Holding(((2, 4),)), Holding()], [Piece(0, 2, None), Piece(2, 4, 0), Piece(4, 8, None)]),
-        # One rank has completed it, and the script has changed nothing.
-        ([Holding(((0, 8),), inputs=False), Holding()], [Piece(0, 8, 0)]),
-        # The script has changed a part, which another rank still has.
-        (
-            [Holding(((0, 4),), inputs=False), Holding(((4, 8),))],
-            [Piece(0, 4, 0), Piece(4, 8, 1)],
-        ),
-        # Nobody has the result of 4 to 8, and one rank has lost its inputs.
-        ([Holding(((0, 4),), inputs=False), Holding()], None),
-        # An element is half written: it must come from elsewhere.
-        ([Holding(((0, 3),), ((3, 4),)), Holding()], None),
-        (
-            [Holding(((0, 3),), ((3, 4),)), Holding(((0, 4),))],
-            [Piece(0, 3, 0), Piece(3, 4, 1), Piece(4, 8, None)],
-        ),
-    ],
-)
-def test_how_the_ranks_get_the_rest(holdings: list[Holding], expected: list[Piece] | None) -> None:
-    """What a rank has is sent; everything else is reduced, if all have their inputs."""
-    assert pieces(holdings, 8) == expected
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 3)), max_size=3).map(
-    lambda found: tuple((start, start + length) for start, length in found)
-)
-HOLDINGS = st.lists(st.builds(Holding, SPANS, SPANS, st.booleans()), min_size=1, max_size=4)
-
-
-@given(HOLDINGS)
-def test_every_element_comes_from_where_it_is(holdings: list[Holding]) -> None:
-    """Each exactly once, from a rank that has it, or from the inputs of all ranks."""
-    found = pieces(holdings, 9)
-    nowhere = False
-    for element in range(9):
-        final = [any(a <= element < b for a, b in each.final) for each in holdings]
-        lost = [any(a <= element < b for a, b in each.lost) for each in holdings]
-        reducible = all(each.inputs and not gone for each, gone in zip(holdings, lost, strict=True))
-        nowhere |= not any(final) and not reducible
-        if found is None:
-            continue
-        covering = [piece for piece in found if piece.start <= element < piece.stop]
-        assert len(covering) == 1
-        source = covering[0].source
-        assert final[source] if source is not None else reducible and not any(final)
-    assert (found is None) == nowhere

@@ -59,11 +59,12 @@ def repeated() -> Tensor:
     return made[0]
 
 
+BYTES = torch.ones(3, dtype=BYTE, device="cpu")
 MEMORY: dict[str, Callable[[], Tensor]] = {
     "of the host": lambda: device.current().host_memory((3,), BYTE),
     "scratch": lambda: Scratch().take(3, BYTE),
     "much scratch": lambda: Scratch().take(KEPT + 1, BYTE),
-    "for copies": lambda: MemoryPool(1 << 20).room(3),
+    "for copies": lambda: MemoryPool(1 << 20).copies([BYTES])[1],
     "of an output": repeated,
 }
 

@@ -52,7 +52,7 @@ class CollectiveCall(NamedTuple):
 
 
 class MemoryPool:
-    """A pool of memory for copies and partial sums: new pages would cost more than a copy."""
+    """A pool of memory for copies: new pages would cost more than a copy."""
 
     def __init__(self, bound: int) -> None:
         """``bound``: total bytes beyond which the pool releases free memory."""
@@ -64,7 +64,7 @@ class MemoryPool:
     def copies(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Contiguous copies of ``tensors``, and the memory to pass to :meth:`give_back` later."""
         sizes = [-(-t.nbytes // ALIGNED) * ALIGNED for t in tensors]
-        memory = self.room(sum(sizes))
+        memory = self._room(sum(sizes))
         parts = torch.split(memory[: sum(sizes)], sizes) if sizes else ()
         copies = [
             part[: t.nbytes].view(t.dtype).view(t.shape).copy_(t.detach())
@@ -76,7 +76,7 @@ class MemoryPool:
         """Return ``memory`` to the pool; its content is not needed any more."""
         self._free.append(memory)
 
-    def room(self, size: int) -> Tensor:
+    def _room(self, size: int) -> Tensor:
         """Memory of at least ``size`` bytes with any content."""
         fitting = [memory for memory in self._free if size <= memory.numel() <= 2 * size]
         if fitting:
@@ -123,15 +123,13 @@ class KeptCall(Protocol):
 
 def keep(call: CollectiveCall, tensors: Sequence[Tensor], pool: MemoryPool) -> KeptCall:
     """Keep what it takes to run ``call`` again. ``tensors``: its inputs, as it will use them."""
-    return keep_parts(call, tensors, pool) or KeptInputs(call, tensors, pool)
+    return keep_parts(call, tensors) or KeptInputs(call, tensors, pool)
 
 
-def keep_parts(
-    call: CollectiveCall, tensors: Sequence[Tensor], pool: MemoryPool
-) -> KeptParts | None:
+def keep_parts(call: CollectiveCall, tensors: Sequence[Tensor]) -> KeptParts | None:
     """Keep what a large all-reduce needs to be finished; ``None`` for all other operations."""
     if isinstance(call.body, Allreduce) and call.body.has_parts(call.inputs):
-        return KeptParts(call, call.body, tensors[0], pool)
+        return KeptParts(call, call.body, tensors[0])
     return None
 
 
@@ -185,33 +183,17 @@ class KeptInputs:
 
 
 class KeptParts:
-    """A large all-reduce, without copies of its inputs: its tensor is enough to finish it.
+    """A large all-reduce, without copies of its inputs: its tensor is enough to finish it."""
 
-    Only while it runs does it need memory, for partial sums.
-    """
-
-    def __init__(
-        self, call: CollectiveCall, body: Allreduce, tensor: Tensor, pool: MemoryPool
-    ) -> None:
+    def __init__(self, call: CollectiveCall, body: Allreduce, tensor: Tensor) -> None:
         self.call = call
         self._allreduce = body
-        self._pool = pool
-        self._rooms: list[Tensor] = []
-        self._parts = self._parts_of(tensor)
-
-    def _parts_of(self, tensor: Tensor) -> Parts:
-        # `.data`: autograd must not see what a standby writes into the script's tensor.
-        return Parts(plain(tensor.data).view(-1), self._room)
-
-    def _room(self, like: Tensor) -> Tensor:
-        self._rooms.append(self._pool.room(like.nbytes))
-        return self._rooms[-1][: like.nbytes].view(like.dtype)
+        self._parts = _parts_of(tensor)
 
     def restore(self, tensors: Sequence[Tensor]) -> None:
-        self.drop()
         if self._parts.flat.data_ptr() != tensors[0].data_ptr():
             # `tensors[0]` is a new host copy of the inputs, made for this attempt.
-            self._parts = self._parts_of(tensors[0])
+            self._parts = _parts_of(tensors[0])
 
     def body(self, *, begun_before: bool) -> Body:
         if begun_before:
@@ -219,15 +201,14 @@ class KeptParts:
         return lambda op, outputs, inputs: self._allreduce.in_parts(op, self._parts)
 
     def received(self, rank: int, ranks: Sequence[int]) -> None:
-        self._parts = self._parts_of(self.call.outputs[0])
+        self._parts = _parts_of(self.call.outputs[0])
         if rank in ranks:
             # This rank stands in for `rank` now: it must serve the part that `rank` has reduced.
             flat = self._parts.flat
             for start, stop in own_parts(ranks.index(rank), len(ranks), flat):
-                self._parts.begin_sealed(start).add(flat[start:stop])
+                self._parts.begin_sealing(start).add(flat[start:stop])
 
     def completed(self) -> None:
-        self.drop()
         self._parts.completed()
 
     def repeat_for_others(self, op: Op) -> bool:
@@ -235,9 +216,12 @@ class KeptParts:
         return True
 
     def drop(self) -> None:
-        for room in self._rooms:
-            self._pool.give_back(room)
-        self._rooms = []
+        pass
+
+
+def _parts_of(tensor: Tensor) -> Parts:
+    # `.data`: autograd must not see what a standby writes into the script's tensor.
+    return Parts(plain(tensor.data).view(-1))
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:

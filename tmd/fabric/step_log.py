@@ -71,7 +71,7 @@ class StepLog:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for copies and partial sums."""
+        """Bytes of memory for copies."""
         return self._pool.nbytes
 
     def begin(self, call: CollectiveCall, inputs: Sequence[Tensor]) -> Body:
@@ -87,7 +87,7 @@ class StepLog:
             kept = self._keep(call, inputs)
         if kept is None and begun_before:
             # Nothing has to be kept, but all ranks must run the operation in the same way.
-            kept = keep_parts(call, inputs, self._pool)
+            kept = keep_parts(call, inputs)
         return call.body if kept is None else kept.body(begun_before=begun_before)
 
     def _keep(self, call: CollectiveCall, inputs: Sequence[Tensor]) -> KeptCall | None:

@@ -2,14 +2,13 @@
 
 All members of the new epoch, including the hot standby that replaces the lost rank, exchange how
 many operations of each group they have completed. All of them compute the same decision from that.
-A large all-reduce is finished from the inputs and results that the ranks still have: before each
-one they exchange which those are.
+A large all-reduce is finished from what the ranks still have of it
+(:mod:`tmd.core.worker.broken_allreduce`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -70,57 +69,3 @@ def reruns(places: Sequence[Place]) -> dict[str, Rerun] | None:
             return None
         found[name] = Rerun(first, max(rank.begun for rank in ranks))
     return found
-
-
-Span = tuple[int, int]
-"""Consecutive elements of a tensor: the index of the first, and the index after the last."""
-
-
-class Holding(Struct, frozen=True):
-    """What a rank has of the tensor of an all-reduce that is not complete on all ranks."""
-
-    final: tuple[Span, ...] = ()
-    """Elements of the result that it can give."""
-    lost: tuple[Span, ...] = ()
-    """Elements of which it has neither input nor result."""
-    inputs: bool = True
-    """Whether it has its inputs for all elements in neither list. If not, they are lost as well."""
-
-    def has(self, start: int, stop: int) -> bool:
-        """Whether it has the result of these elements. No span may begin or end among them."""
-        return _within((start, stop), self.final)
-
-    def can_reduce(self, start: int, stop: int) -> bool:
-        """Whether it still has its inputs for these elements. Ask only if no rank has their
-        result."""
-        return self.inputs and not _within((start, stop), self.lost)
-
-
-class Piece(NamedTuple):
-    """Elements that all ranks get in the same way."""
-
-    start: int
-    stop: int
-    source: int | None
-    """The rank that gives them; ``None``: they are reduced from the inputs."""
-
-
-def pieces(holdings: Sequence[Holding], length: int) -> list[Piece] | None:
-    """How ranks with these ``holdings`` get the whole result, of ``length`` elements.
-
-    ``None`` if that is impossible: some element can be neither given nor reduced.
-    """
-    bounds = {0, length}
-    for each in holdings:
-        bounds.update(bound for span in (*each.final, *each.lost) for bound in span)
-    found = []
-    for start, stop in pairwise(sorted(bounds)):
-        sources = [rank for rank, each in enumerate(holdings) if each.has(start, stop)]
-        if not sources and not all(each.can_reduce(start, stop) for each in holdings):
-            return None
-        found.append(Piece(start, stop, sources[0] if sources else None))
-    return found
-
-
-def _within(span: Span, spans: Sequence[Span]) -> bool:
-    return any(start <= span[0] and span[1] <= stop for start, stop in spans)

@@ -53,7 +53,7 @@ class Allreduce:
             allreduce(op, tensor.view(-1), self.reduction)
 
     def in_parts(self, op: Op, parts: Parts) -> None:
-        """The same for one tensor, each element of which is overwritten only with its result."""
+        """The same for one tensor; what its elements are is noted in ``parts``."""
         allreduce(op, parts.flat, self.reduction, parts)
 
     def has_parts(self, tensors: Sequence[Tensor]) -> bool:

@@ -5,21 +5,21 @@ depends on their place in the tensor. Here every element is summed in the order 
 as in recursive doubling. So no bit of a sum depends on how a script cuts its data into tensors:
 DDP rebuilds its buckets after the first backward, and with a ring that changes losses.
 
-A tensor is reduced in chunks, one after another, whose sums stay in the CPU cache.
+A tensor is reduced in place, in chunks, one after another, whose sums stay in the CPU cache.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from tmd.core.worker.broken_step import Span
+from tmd.core.worker.broken_allreduce import Span, SumOrder
 from tmd.fabric.collectives.op import Op
-from tmd.fabric.collectives.parts import Parts
-from tmd.fabric.memory import view
+from tmd.fabric.collectives.parts import NO_DIGEST, Parts, Sealing
+from tmd.fabric.memory import EMPTY, view
 from tmd.fabric.reduction import Reduction
 from tmd.fabric.topology import folded
 from tmd.fabric.transfer import SEGMENT
@@ -38,16 +38,12 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
 
-    ``parts``: the parts of ``flat``. If given, an element is overwritten only with its final
-    value, so partial sums need memory of their own: for at most half of a chunk, or for all of it
-    on a rank into which another one folds.
+    ``parts``: the parts of ``flat``. If given, it is noted in them what each element is.
     """
-    chunks = list(_chunks(flat, op.size))
-    room = None
-    if parts is not None and (needed := _partial_sums(op, chunks[0][1])):
-        room = parts.room(flat[:needed])
-    for chunk in chunks:
-        _allreduce_chunk(op, flat, chunk, reduction, parts, room)
+    for chunk in _chunks(flat, op.size):
+        if parts is not None:
+            parts.begin_chunk()
+        _allreduce_chunk(op, flat, chunk, reduction, parts)
 
 
 def _chunks(flat: Tensor, size: int) -> Iterator[Span]:
@@ -59,53 +55,40 @@ def _chunks(flat: Tensor, size: int) -> Iterator[Span]:
         yield start, min(start + length, flat.numel())
 
 
-def _partial_sums(op: Op, length: int) -> int:
-    """How many elements of a chunk of ``length`` this rank holds partial sums of, at most."""
-    core = folded(op.size)
-    if op.rank + core < op.size:  # another rank folds into this one
-        return length
-    return 0 if op.rank >= core or core == 2 else max(_half(length), length - _half(length))
-
-
 def _allreduce_chunk(
-    op: Op,
-    flat: Tensor,
-    chunk: Span,
-    reduction: Reduction,
-    parts: Parts | None,
-    room: Tensor | None,
+    op: Op, flat: Tensor, chunk: Span, reduction: Reduction, parts: Parts | None
 ) -> None:
-    """Reduce the elements ``chunk`` of ``flat``. ``room``: memory for its partial sums."""
+    """Reduce the elements ``chunk`` of ``flat``."""
     core = folded(op.size)
     own = flat[slice(*chunk)]
     if op.rank >= core:
         op.send(op.rank - core, view(own))
         return _receive(op, op.rank - core, flat, chunk, parts)
     guest = op.rank + core  # the rank that folds into this one, if there is one
-    sums, start = own, chunk[0]  # the sums so far, and the element of `flat` with which they begin
     if guest < op.size:
-        sums = own if room is None else room[: own.numel()]
-        _merge(op, guest, None, own, sums, reduction)
-    rounds = []
-    partners = list(_partners(op.rank, core))
-    for partner in partners:
-        half = _half(sums.numel())
-        ranges = (start, start + half), (start + half, start + sums.numel())
-        give, keep = ranges if op.rank > partner else reversed(ranges)
-        given, kept = (sums[first - start : stop - start] for first, stop in (give, keep))
-        done = None
-        if partner == partners[-1]:
-            out, done = flat[slice(*keep)], _finishing(op, reduction, parts, keep[0])
-        else:
-            out = kept if room is None or sums is not own else room[: kept.numel()]
-        _merge(op, partner, given, kept, out, reduction, done)
-        sums, start = out, keep[0]
+        summed = None if parts is None else parts.begin_sum(chunk[0], ranks=2).extend
+        _merge(op, guest, None, own, reduction, summed)
+    rounds, digest = [], NO_DIGEST
+    start, stop = chunk  # the elements that this rank reduces further
+    for number, partner in enumerate(_partners(op.rank, core), start=1):
+        middle = start + _half(stop - start)
+        halves = (start, middle), (middle, stop)
+        give, keep = halves if op.rank > partner else reversed(halves)
+        done: Done | None = None
+        sealing = None
+        if 1 << number == core:
+            sealing = None if parts is None else parts.begin_sealing(keep[0])
+            done = _finishing(op, reduction, sealing)
+        elif parts is not None:
+            done = parts.begin_sum(keep[0], _contained(op, 1 << number)).extend
+        _merge(op, partner, flat[slice(*give)], flat[slice(*keep)], reduction, done)
+        if sealing is not None:
+            digest = sealing.sealed().digest
+        start, stop = keep
         rounds.append((partner, keep, give))
-    for number, (partner, keep, give) in enumerate(reversed(rounds)):
-        if parts is None:
-            op.swap(partner, view(flat[slice(*keep)]), partner, view(flat[slice(*give)]))
-        else:
-            _swap(op, partner, keep, give, parts, seal=number == 0)
+    for partner, keep, give in reversed(rounds):
+        _swap(op, partner, flat, keep, give, parts, digest)
+        digest = b""
     if guest < op.size:
         op.send(guest, view(own))
 
@@ -115,6 +98,23 @@ def _partners(rank: int, core: int) -> Iterator[int]:
     while distance < core:
         yield rank ^ distance
         distance *= 2
+
+
+def _contained(op: Op, block: int) -> int:
+    """How many ranks' inputs are in a sum that ``block`` ranks share: theirs, and those of the
+    ranks that fold into them."""
+    first = op.rank // block * block
+    guests = range(first, min(first + block, op.size - folded(op.size)))
+    return block + len(guests)
+
+
+def sum_order(size: int) -> SumOrder:
+    """The order in which the inputs of ``size`` ranks are summed."""
+    core = folded(size)
+    sums: list[SumOrder] = [(r, r + core) if r + core < size else r for r in range(core)]
+    while len(sums) > 1:
+        sums = list(zip(sums[::2], sums[1::2], strict=True))
+    return sums[0]
 
 
 def own_parts(rank: int, size: int, flat: Tensor) -> Iterator[Span]:
@@ -137,15 +137,13 @@ def _half(count: int) -> int:
 Done = Callable[[Tensor], None]
 
 
-def _finishing(op: Op, reduction: Reduction, parts: Parts | None, start: int) -> Done:
-    """Begin a sealed part of ``parts`` at ``start``. Returns what to do with each segment of it
-    once its sum is complete."""
-    sealed = None if parts is None else parts.begin_sealed(start)
+def _finishing(op: Op, reduction: Reduction, sealing: Sealing | None) -> Done:
+    """What to do with each segment whose sum is complete."""
 
     def done(segment: Tensor) -> None:
         reduction.finish(segment, op.shares)
-        if sealed is not None:
-            sealed.add(segment)
+        if sealing is not None:
+            sealing.add(segment)
 
     return done
 
@@ -155,73 +153,76 @@ def _merge(
     partner: int,
     give: Tensor | None,
     keep: Tensor,
-    out: Tensor,
     reduction: Reduction,
-    done: Done | None = None,
+    done: Done | None,
 ) -> None:
-    """Send ``give`` and merge the partner's data with ``keep`` into ``out``, by segment."""
+    """Send ``give`` and merge the partner's data with ``keep``, in place and by segment."""
     scratch = op.scratch.take(min(keep.numel(), SEGMENT // keep.element_size()), keep.dtype)
     landing = view(scratch)
     lower = partner < op.rank
     length = scratch.numel() or 1
 
     def arrivals() -> Iterator[memoryview]:
-        for own, target in zip(torch.split(keep, length), torch.split(out, length), strict=True):
+        for own in torch.split(keep, length):
             received = scratch[: own.numel()]
             yield landing[: own.nbytes]
             first, second = (received, own) if lower else (own, received)
-            reduction.combine(first, second, out=target)
+            reduction.combine(first, second, out=own)
             if done is not None:
-                done(target)
+                done(own)
 
-    _stream(op, partner, give, arrivals(), keep.nbytes)
-
-
-def _swap(op: Op, partner: int, own: Span, missing: Span, parts: Parts, *, seal: bool) -> None:
-    """Send the elements ``own``, which are final, and receive the elements ``missing``.
-
-    ``seal``: whether to keep a digest of what is received. Each part then has a digest on two
-    ranks: if one of them is lost, the other can still tell whether the script has changed it.
-    """
-    sent, target = parts.flat[slice(*own)], parts.flat[slice(*missing)]
-    if not seal:
-        return _receive_parts(op, partner, sent, iter((view(target),)), missing, parts)
-    sealed = parts.begin_sealed(missing[0])
-
-    def arrivals() -> Iterator[memoryview]:
-        for segment in torch.split(target, SEGMENT // target.element_size()):
-            yield view(segment)
-            sealed.add(segment)
-
-    _receive_parts(op, partner, sent, arrivals(), missing, parts)
+    _stream(op, partner, None if give is None else [view(give)], arrivals(), keep.nbytes)
 
 
-def _receive(op: Op, source: int, flat: Tensor, chunk: Span, parts: Parts | None) -> None:
-    target = flat[slice(*chunk)]
-    if parts is None:
-        return op.receive(source, view(target))
-    _receive_parts(op, source, None, iter((view(target),)), chunk, parts)
-
-
-def _receive_parts(
+def _swap(
     op: Op,
     partner: int,
-    give: Tensor | None,
-    arrivals: Iterator[memoryview],
+    flat: Tensor,
+    own: Span,
     missing: Span,
-    parts: Parts,
+    parts: Parts | None,
+    digest: bytes,
 ) -> None:
-    """Receive the elements ``missing`` into the tensor, each at once: those that a break keeps away
-    stay inputs."""
-    size = parts.flat.element_size()
+    """Send the elements ``own``, which are final, and receive the elements ``missing``.
+
+    ``digest``: of ``own``. Both send one in the first swap, so that two ranks have it: if one of
+    them is lost, the other can still tell whether the script has changed the part. A rank that
+    keeps no parts sends zeros. Whether it keeps them is its own affair, and the length of a message
+    must not depend on it.
+    """
+    give = view(flat[slice(*own)]), memoryview(digest)
+    received = bytearray(len(digest))
+    _receive(op, partner, flat, missing, parts, give, memoryview(received))
+    if parts is not None and digest:
+        parts.seal(*missing, bytes(received))
+
+
+def _receive(
+    op: Op,
+    partner: int,
+    flat: Tensor,
+    missing: Span,
+    parts: Parts | None,
+    give: Sequence[memoryview] | None = None,
+    beyond: memoryview = EMPTY,
+) -> None:
+    """Receive the elements ``missing``, and then ``beyond``; send ``give``, unless it is ``None``.
+
+    With ``parts``, each element is overwritten at once: those that a break keeps away stay what
+    they were.
+    """
+    target = view(flat[slice(*missing)])
+    arrivals, nbytes = iter((target, beyond)), len(target) + len(beyond)
+    if parts is None:
+        return _stream(op, partner, give, arrivals, nbytes)
     with parts.receiving(*missing):
-        _stream(op, partner, give, arrivals, (missing[1] - missing[0]) * size, size)
+        _stream(op, partner, give, arrivals, nbytes, flat.element_size())
 
 
 def _stream(
     op: Op,
     partner: int,
-    give: Tensor | None,
+    give: Sequence[memoryview] | None,
     arrivals: Iterator[memoryview],
     nbytes: int,
     unit: int = 1,
@@ -229,5 +230,5 @@ def _stream(
     """Send ``give``, unless it is ``None``, to ``partner``, and receive ``nbytes`` from it."""
     if give is None:
         return op.stream(None, deque(), 0, partner, arrivals, nbytes, unit)
-    queue = deque([view(give)] if give.numel() else [])
-    op.stream(partner, queue, give.nbytes, partner, arrivals, nbytes, unit)
+    queue = deque(data for data in give if len(data))
+    op.stream(partner, queue, sum(len(data) for data in give), partner, arrivals, nbytes, unit)

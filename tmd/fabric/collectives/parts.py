@@ -1,29 +1,50 @@
-"""Which parts of a tensor are final while a large all-reduce overwrites it.
+"""What the elements of a tensor are while a large all-reduce overwrites it.
 
-The operation overwrites an element of its tensor only with the final value, at once. So every
-element holds either the rank's input or the result. After a loss the ranks can finish the operation
-without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
+The operation overwrites each element at once: with the sum of several ranks' inputs, this rank's
+among them, and later with the final value. After a loss the ranks can finish the operation from
+these, without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import xxhash
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
-from tmd.core.worker.broken_step import Holding, Span
+from tmd.core.worker.broken_allreduce import Holding, PartialSum, Span
 from tmd.fabric.memory import has_memory, view
 
+NO_DIGEST = bytes(16)
+"""Instead of the digest of a part, from a rank that has none."""
 
-class Sealed:
+
+class Sealed(NamedTuple):
     """Consecutive elements that are final, and a digest of them.
 
     A script may change the result once it has received it. The digest tells whether it did.
     """
+
+    start: int
+    stop: int
+    digest: bytes
+
+    def copied(self, flat: Tensor) -> Tensor | None:
+        """A copy of these elements of ``flat``; ``None`` if the script has changed them or freed
+        their memory."""
+        if not has_memory(flat):
+            return None
+        # Copied before they are compared: the script may change them at any time.
+        values = flat[self.start : self.stop].clone()
+        return values if xxhash.xxh3_128_digest(view(values)) == self.digest else None
+
+
+class Sealing:
+    """Consecutive elements that become final one after another."""
 
     def __init__(self, start: int) -> None:
         self.start = self.stop = start
@@ -34,34 +55,56 @@ class Sealed:
         self._digest.update(view(segment))
         self.stop += segment.numel()
 
-    def copied(self, flat: Tensor) -> Tensor | None:
-        """A copy of these elements of ``flat``; ``None`` if the script has changed them or freed
-        their memory."""
-        if not has_memory(flat):
-            return None
-        # Copied before they are compared: the script may change them at any time.
-        values = flat[self.start : self.stop].clone()
-        same = xxhash.xxh3_128_digest(view(values)) == self._digest.digest()
-        return values if same else None
+    def sealed(self) -> Sealed:
+        """What has been added."""
+        return Sealed(self.start, self.stop, self._digest.digest())
+
+
+class GrowingSum:
+    """Consecutive elements that become the sum of the inputs of ``ranks`` ranks."""
+
+    def __init__(self, start: int, ranks: int) -> None:
+        self.start = self.stop = start
+        self.ranks = ranks
+
+    def extend(self, segment: Tensor) -> None:
+        """The next elements have been overwritten with their sum."""
+        self.stop += segment.numel()
 
 
 class Parts:
-    """The parts of one tensor, and which of them are final. Used by one thread at a time."""
+    """The parts of one tensor, and what they are. Used by one thread at a time."""
 
-    def __init__(self, flat: Tensor, room: Callable[[Tensor], Tensor]) -> None:
-        """``flat``: the tensor, in one dimension; ``room`` returns uninitialized memory with the
-        length and type of its argument, for partial sums."""
+    def __init__(self, flat: Tensor) -> None:
+        """``flat``: the tensor, in one dimension."""
         self.flat = flat
-        self.room = room
+        self._sealing: list[Sealing] = []
         self._sealed: list[Sealed] = []
         self._final: list[Span] = []
+        self._sums: list[GrowingSum] = []
         self._complete = False
         self._copies: list[tuple[int, Tensor]] = []
 
-    def begin_sealed(self, start: int) -> Sealed:
+    def begin_chunk(self) -> None:
+        """Begin a further chunk of the tensor: those before it are final."""
+        self._sums = []
+
+    def begin_sum(self, start: int, ranks: int) -> GrowingSum:
+        """Begin a part at element ``start`` that becomes the sum of the inputs of ``ranks`` ranks,
+        but not of all."""
+        self._sums.append(GrowingSum(start, ranks))
+        return self._sums[-1]
+
+    def begin_sealing(self, start: int) -> Sealing:
         """Begin a part at element ``start``. A digest is kept of what is added to it."""
-        self._sealed.append(Sealed(start))
-        return self._sealed[-1]
+        self._sealing.append(Sealing(start))
+        return self._sealing[-1]
+
+    def seal(self, start: int, stop: int, digest: bytes) -> None:
+        """These elements are final, and have this ``digest``."""
+        if digest == NO_DIGEST:
+            digest = xxhash.xxh3_128_digest(view(self.flat[start:stop]))
+        self._sealed.append(Sealed(start, stop, digest))
 
     @contextmanager
     def receiving(self, start: int, stop: int) -> Iterator[None]:
@@ -70,7 +113,8 @@ class Parts:
         try:
             yield
         except LinkError as error:
-            self._final.append((start, start + error.arrived // self.flat.element_size()))
+            arrived = error.arrived // self.flat.element_size()
+            self._final.append((start, min(start + arrived, stop)))
             raise
         self._final.append((start, stop))
 
@@ -84,15 +128,18 @@ class Parts:
         """What this rank has. If the script has the result, copies what can still be given, for
         :meth:`values`."""
         if not self._complete:
-            sealed = ((part.start, part.stop) for part in self._sealed)
-            return Holding(_merged((*sealed, *self._final)))
-        found = [(part.start, part.copied(self.flat)) for part in self._sealed]
+            sealed = [(part.start, part.stop) for part in self._sealing]
+            sealed += [(part.start, part.stop) for part in self._sealed]
+            sums = (PartialSum(part.start, part.stop, part.ranks) for part in self._sums)
+            return Holding(_merged((*sealed, *self._final)), tuple(sums))
+        parts = (*(part.sealed() for part in self._sealing), *self._sealed)
+        found = [(part.start, part.copied(self.flat)) for part in parts]
         self._copies = [(start, values) for start, values in found if values is not None]
         given = [(start, start + len(values)) for start, values in self._copies]
         return Holding(tuple(given), inputs=False)
 
     def values(self, start: int, stop: int) -> Tensor:
-        """A copy of these elements: the result or the input. Uninitialized memory if the script
+        """A copy of these elements: what :meth:`holding` says. Uninitialized memory if the script
         has the result and this rank has no unchanged copy."""
         if not self._complete:
             return self.flat[start:stop].clone()
@@ -107,7 +154,7 @@ class Parts:
         if self._complete:
             return
         self.flat[start : start + len(values)].copy_(values)
-        self.begin_sealed(start).add(values)
+        self.begin_sealing(start).add(values)
 
     def forget_copies(self) -> None:
         """Drop the copies that :meth:`holding` made."""
