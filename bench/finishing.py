@@ -37,8 +37,8 @@ LIMIT = 1.01
 async def alternated(subject: Subject) -> Facts:
     """One run with ``--events`` pairs of blocks."""
     args, block = subject.args, subject.args.quiet
-    kept = subject.folder / "kept"
-    kept.mkdir(parents=True)
+    notes = subject.folder / "notes"
+    notes.mkdir(parents=True)
     first = 0
 
     async def look_on(cluster: LocalCluster, _: StoryTimes) -> None:
@@ -53,11 +53,11 @@ async def alternated(subject: Subject) -> Facts:
             lambda v: at_work(v, goal, hot=True), f"step {goal}", PATIENCE_S + STEP_S * goal
         )
 
-    script = (*subject.script, "--block", str(block), "--kept", str(kept))
+    script = (*subject.script, "--block", str(block), "--notes", str(notes))
     with CoreShares(len(RANKS) + len(STANDBY)) as shares:
         trace, _ = await disturbed(subject._replace(script=script), look_on, program=PROGRAM)
     blocks = range(first, first + 2 * args.events)
-    cpu_s = {rank: noted(kept / f"{rank}.jsonl", blocks, block) for rank in trace.ranks}
+    cpu_s = {rank: noted(notes / f"{rank}.jsonl", blocks, block) for rank in trace.ranks}
     return [pair(trace, cpu_s, number, block) for number in blocks[::2]]
 
 
@@ -65,14 +65,17 @@ def noted(file: Path, blocks: range, block: int) -> dict[int, float]:
     """From ``file`` of a rank, the time of the processor that it had taken by each step.
 
     Raises:
-        RuntimeError: it did not keep something in the right blocks, and in these only.
+        RuntimeError: it did not prepare in the right blocks, and in these only.
     """
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    kept = {line["step"]: line["kept"] for line in lines}
+    prepared = {line["step"]: line["prepared"] for line in lines}
     counted = [n * block + i for n in blocks for i in range(BORDER, block)]
-    wrong = [step for step in counted if (kept[step] > 0) != prepares(step, block)]
+    wrong = [step for step in counted if prepared[step] != prepares(step, block)]
     if wrong:
-        raise RuntimeError(f"{file.name}: steps {wrong} of {counted} kept {kept}")
+        raise RuntimeError(
+            f"{file.name}: {len(wrong)} of {len(counted)} steps could be finished in a block "
+            f"without preparation, or could not in one with it; the first is step {wrong[0]}"
+        )
     return {line["step"]: line["cpu_s"] for line in lines}
 
 

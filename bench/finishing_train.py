@@ -24,8 +24,8 @@ def prepares(step: int, block: int) -> bool:
 
 
 class Alternating(Continuation):
-    """Prepares in every second block, and writes down how many bytes each step has kept, and the
-    time of the processor that the rank has taken so far."""
+    """Prepares in every second block, and writes down whether each step could have been finished,
+    and the time of the processor that the rank has taken so far."""
 
     block = 1
     folder = Path()
@@ -37,8 +37,8 @@ class Alternating(Continuation):
     def voted(self, least: int) -> None:
         super().voted(least)
         status = self._reporter.status
-        kept, cpu_s = self._fabric.step.nbytes, time.process_time()
-        line = json.dumps({"step": status.step, "kept": kept, "cpu_s": cpu_s})
+        can_go_on, cpu_s = self._fabric.step.can_go_on, time.process_time()
+        line = json.dumps({"step": status.step, "prepared": can_go_on, "cpu_s": cpu_s})
         with (self.folder / f"{status.rank}.jsonl").open("a") as file:
             file.write(f"{line}\n")
 
@@ -46,9 +46,9 @@ class Alternating(Continuation):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--block", type=int, default=1, help="steps in a block")
-    parser.add_argument("--kept", type=Path, help="folder for what each rank keeps")
+    parser.add_argument("--notes", type=Path, help="folder for what each rank writes down")
     args = gpt_job.arguments(parser)
-    Alternating.block, Alternating.folder = args.block, args.kept
+    Alternating.block, Alternating.folder = args.block, args.notes
     session, loader = gpt_job.begun(args)
     gpt = GPT(args.width, args.depth, args.heads, args.context)
     model = DistributedDataParallel(gpt, gradient_as_bucket_view=True)
