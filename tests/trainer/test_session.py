@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -70,8 +71,8 @@ def test_an_error_of_the_script_is_raised_out_of_its_part(script: Script) -> Non
         break
 
 
-def test_an_error_after_the_vote_ends_a_step_that_counts(script: Script) -> None:
-    """Once: other ranks have committed it."""
+def test_an_error_that_is_caught_within_the_step_changes_nothing(script: Script) -> None:
+    """The parts that follow are called, and the step counts."""
 
     def fail() -> None:
         raise KeyError("mistake")
@@ -82,6 +83,7 @@ def test_an_error_after_the_vote_ends_a_step_that_counts(script: Script) -> None
         step.run(script.optimizers[0].step, script.closure(batch))
         with pytest.raises(KeyError, match="mistake"):
             step.run(fail)
+        assert step.run(lambda: "later") == "later"
         assert step.end() is StepResult.COMMITTED
         positions.append(script.session.position.index)
 
@@ -91,11 +93,81 @@ def test_an_error_after_the_vote_ends_a_step_that_counts(script: Script) -> None
 
 def test_a_step_in_which_no_optimizer_ran_is_refused_at_its_end(script: Script) -> None:
     for _ in script.session.batches([1.0]):
-        with pytest.raises(RuntimeError, match="no registered optimizer"):
+        with pytest.raises(RuntimeError, match=r"no registered optimizer.*step\.skip_update"):
             script.session.begin().end()
-        with script.session.step() as step:  # the script may go on
-            script.optimizers[0].step(script.closure(1.0))
-        assert step.counts
+        break
+
+
+def test_a_step_may_end_without_an_update(script: Script) -> None:
+    positions, counted = [], []
+    for batch in script.session.batches([2.0, float("nan"), 3.0]):
+        with script.session.step() as step:
+            if batch == batch:
+                script.optimizers[0].step(script.closure(batch))
+            else:
+                step.skip_update()
+        counted.append(step.counts)
+        positions.append(script.session.position.index)
+
+    assert script.hooks.seen == ["backward", "vote", "apply", "vote", "backward", "vote", "apply"]
+    assert (positions, counted) == ([1, 2, 3], [True] * 3)
+    assert script.weight == -5.0
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_script_that_goes_on_after_an_error_in_a_step_is_refused(
+    late: bool, again: bool, script: Script
+) -> None:
+    """With the next batch, or with the same one: other ranks may have committed the step."""
+    refusal = pytest.raises(RuntimeError, match=r"after an error in a training step: mistake\. ")
+
+    def go_on() -> None:
+        for batch in script.session.batches([1.0, 2.0]):
+            for _ in range(1 + again):
+                with suppress(ValueError), script.session.step():
+                    if late:
+                        script.optimizers[0].step(script.closure(batch))
+                    raise ValueError("mistake")
+
+    with refusal:
+        go_on()
+    assert script.hooks.seen.count("vote") == late
+
+
+class Failing(SGD):
+    """Has no memory left for its update."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+def test_a_step_whose_optimizer_fails_never_counts(in_block: bool) -> None:
+    """Though the script catches the error: other ranks have updated their weights."""
+    session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
+    optimizer = Failing(model.parameters(), lr=1.0)
+    session.register(model=model, optimizer=optimizer)
+
+    def train() -> None:
+        model(torch.ones(1)).sum().backward()
+        with suppress(torch.OutOfMemoryError):
+            optimizer.step()
+
+    def take_step() -> None:
+        if in_block:
+            with session.step():
+                train()
+        else:
+            step = session.begin()
+            step.run(train)
+            step.end()
+
+    for _ in session.batches([1.0]):
+        with pytest.raises(RuntimeError, match=r"Failing has failed in a step on whose update"):
+            take_step()
+        break
+    assert session.step_number == 0
 
 
 class Scaled(Script):

@@ -39,6 +39,8 @@ class OptimizerHooks:
         """What the optimizers of this step have queued on a device."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
+        self._running: dict[int, str] = {}
+        """Types of those that have begun in this step and have not ended, by identity."""
 
     def attach(
         self,
@@ -54,6 +56,7 @@ class OptimizerHooks:
         self._seen.clear()
         for each in optimizers:
             each.register_step_pre_hook(self._before)
+            each.register_step_post_hook(self._ended)
         for each in faces:
             each.register_step_post_hook(self._after)
         for scaler in scalers:
@@ -63,6 +66,16 @@ class OptimizerHooks:
         """A step begins."""
         self._ran_at = None
         self._applied.clear()
+        self._running.clear()
+
+    def check_complete(self) -> None:
+        """Raises RuntimeError: an optimizer has begun in this step, and failed."""
+        for name in self._running.values():
+            raise RuntimeError(
+                f"{name} has failed in a step on whose update all "
+                "ranks have agreed, so that the weights of this worker may differ from theirs. Let "
+                "the error end the script: the rank is then replaced"
+            )
 
     def precede(self) -> None:
         """Let later work of this thread come after what optimizers have queued in other streams.
@@ -100,10 +113,14 @@ class OptimizerHooks:
             _warn_without_gradients(optimizer)
         self._vote()
         self._applying(optimizer)
+        self._running[id(optimizer)] = type(optimizer).__name__
         return changed
 
     def _scaled(self) -> None:
         self._vote()
+
+    def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._running.pop(id(optimizer), None)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._ran_at = self._calls()

@@ -53,11 +53,19 @@ class Step:
         """
         self._cycle.record(loss)
 
+    def skip_update(self) -> None:
+        """Let the step end without an update, so that no optimizer has to run in it.
+
+        All ranks call it for the same batch, for example after a loss that is not finite. The step
+        is voted on and counted as any other one.
+        """
+        self._cycle.skip_update()
+
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call ``function``, a part of the step. Returns ``None`` if the step is spoilt.
 
-        What a spoilt step raises is swallowed, and the parts that follow are not called. For a loop
-        that cannot use ``with session.step()``.
+        What a spoilt step raises is swallowed, and the parts that follow are not called. Other
+        errors are raised. For a loop that cannot use ``with session.step()``.
         """
         if self.result is not None:
             return None
@@ -65,7 +73,6 @@ class Step:
             return function(*args, **kwargs)
         except BaseException as error:
             if not self._is_spoilt_by(type(error)):
-                self._fail()
                 raise
             self._end_early(type(error))
             return None
@@ -74,15 +81,19 @@ class Step:
         """End a step that :meth:`Session.begin` began. Vote if a GradScaler skipped the optimizer.
 
         Raises:
-            RuntimeError: no registered optimizer was called in the step.
+            RuntimeError: no registered optimizer was called in the step, or one has failed.
         """
         if loss is not None:
             self.record(loss)
         if self.result is None:
             try:
-                self._ended(counts=self._cycle.end())
+                counts = self._cycle.end()
+                self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
             except Interrupted as error:
                 self._end_early(type(error))
+            except BaseException as error:
+                self._cycle.fail(error)
+                raise
         assert self.result is not None
         return self.result
 
@@ -90,25 +101,21 @@ class Step:
         self._cycle.begin(trains=self._trains)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
         if self.result in ENDED_EARLY:
             # Step.run has ended it: its later parts return None, and code that uses them may fail.
             return kind is None or issubclass(kind, Exception)
-        if kind is None:
+        if kind is None or error is None:
             self.end()
         elif self._is_spoilt_by(kind):
             self._end_early(kind)
         else:
-            self._fail()
+            if self.result is None:
+                self._cycle.fail(error)
             return False
         return True
-
-    def _fail(self) -> None:
-        if (counts := self._cycle.fail()) is not None:
-            self._ended(counts=counts)
-
-    def _ended(self, *, counts: bool) -> None:
-        self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
 
     def _is_spoilt_by(self, kind: type[BaseException]) -> bool:
         """Whether an exception of ``kind`` was caused by the loss of a rank.

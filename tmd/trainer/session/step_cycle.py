@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.amp import GradScaler
 
+from tmd.core.values.reasons import in_words
 from tmd.trainer.session.hooks import Interrupted, Partial, StepHooks, VoteOutcome
 from tmd.trainer.session.optimizers import OptimizerHooks
 from tmd.trainer.session.trace import Trace
@@ -47,6 +48,10 @@ class StepCycle:
         without a vote, and repeated."""
         self._open = False
         """Whether a step has begun and not ended."""
+        self._failure = ""
+        """The error with which the script has left a training step; empty if none."""
+        self._skips_update = False
+        """Whether the present step ends without an update."""
         self._trains = True
         self._loss: Tensor | float | None = None
         """The loss of the present step, if the script has recorded one."""
@@ -78,7 +83,7 @@ class StepCycle:
         assert self._local is not None
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
-        self._loss = None
+        self._loss, self._skips_update = None, False
         late = self._local.changed_since_vote()
         if late and self.hooks.rank == 0:
             self._warn(
@@ -86,11 +91,8 @@ class StepCycle:
                 "next step: a rank that is lost comes back with the values of the vote. Change "
                 "buffers before the optimizer runs"
             )
-        # The batch of a failed step comes again with that of a broken one: both are undone then. A
-        # pass is undone alone.
-        failed = trains and self.feed is not None and self.feed.failed
-        keeps = not failed or len(self.hooks.adoption.ranks) > 1
-        self._local.begin(trains=trains, repeats=self.rehearses, keeps=keeps)
+        if not self.spoilt:  # a further step of a broken batch is undone with the first one
+            self._local.begin(trains=trains, repeats=self.rehearses)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun(trains=trains)
@@ -98,6 +100,10 @@ class StepCycle:
     def record(self, loss: Tensor | float) -> None:
         """The script has computed the loss of the present step."""
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
+
+    def skip_update(self) -> None:
+        """No optimizer has to run in the present step."""
+        self._skips_update = True
 
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
         """The script begins to compute a step for ``rank``, one of several that it holds."""
@@ -120,7 +126,15 @@ class StepCycle:
         self.close()
 
     def check_ended(self) -> None:
-        """Raises RuntimeError: a step has begun and not ended."""
+        """Raises RuntimeError: a step has begun and not ended, or the script has failed in one."""
+        if self._failure:
+            raise RuntimeError(
+                f"the script goes on after an error in a training step: {self._failure}. Other "
+                "ranks may have committed the step, and here a part of it may be missing. Catch "
+                "an error inside the step, or let it end the script: the rank is then replaced, "
+                "and the step repeated. To leave out the update for a batch, call "
+                "step.skip_update() on all ranks"
+            )
         if self._open:
             raise RuntimeError(
                 "a step of session.begin() was not ended: call step.end() before the next step "
@@ -131,15 +145,11 @@ class StepCycle:
         """The step has ended."""
         self._open = False
 
-    def fail(self) -> bool | None:
-        """The script has failed in the step, and may go on with another one. After the vote the
-        step has ended: see :meth:`end`. ``None`` before that."""
-        if self._open and self._trains and self.feed is not None:
-            if self.outcome is not None:
-                return self.end()  # other ranks have committed it
-            self.feed.failed = True
+    def fail(self, error: BaseException) -> None:
+        """The script has left the step with ``error``, and must not go on with another one."""
         self._open = False
-        return None
+        if self._trains:
+            self._failure = in_words(error)
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
@@ -216,18 +226,12 @@ class StepCycle:
 
         Raises:
             Interrupted: it is broken.
-            RuntimeError: no registered optimizer was called in it.
+            RuntimeError: no registered optimizer was called in it, or one has failed.
         """
         if self.outcome is None:
-            if self._trains and self._scaled:
-                self._look_for_accumulated()
-            elif self._trains:
-                self.fail()
-                raise RuntimeError(
-                    "no registered optimizer was called in session.step(); to accumulate gradients "
-                    "use session.batches(loader, accumulate=k) and call it once in the step"
-                )
+            self._check_update()
             self.decide(skipped=True)
+        self._optimizers.check_complete()
         assert self.feed is not None
         assert self._local is not None
         self.close()
@@ -252,6 +256,18 @@ class StepCycle:
         self._trace.write(self.hooks.current, self._shown(value))
         self._look_for_unregistered()
         return True
+
+    def _check_update(self) -> None:
+        """Raises RuntimeError: no optimizer has run in a training step, and nothing says why."""
+        if not self._trains or self._skips_update:
+            return
+        if not self._scaled:
+            raise RuntimeError(
+                "no registered optimizer was called in session.step(); to accumulate gradients use "
+                "session.batches(loader, accumulate=k) and call it once in the step; to leave out "
+                "the update for a batch, call step.skip_update() on all ranks"
+            )
+        self._look_for_accumulated()
 
     def _look_for_accumulated(self) -> None:
         """Warn once of gradients that a step with a scaler leaves without an optimizer: the script

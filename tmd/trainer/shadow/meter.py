@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class Meter:
-    """Safe from any thread."""
+    """Thread-safe."""
 
     def __init__(self) -> None:
         self._adding = threading.Lock()
@@ -26,7 +26,7 @@ class Meter:
                 self._seconds += time.thread_time() - begin
 
     def read(self) -> float:
-        """Processor seconds since the previous call."""
+        """Processor seconds of the contexts that have ended since the previous call."""
         with self._adding:
             seconds, self._seconds = self._seconds, 0.0
         return seconds

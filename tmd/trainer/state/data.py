@@ -134,8 +134,6 @@ class Feed:
         self._committed = 0
         self._source: Iterator[Any] | None = None
         self._drawn = False
-        self.failed = False
-        """Whether the script has failed in a step with a batch that comes again after a loss."""
         self._taken = 0
         """Number of batches taken from the current source."""
         self._course: Course | None = None
@@ -171,7 +169,7 @@ class Feed:
 
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
-        self._closed, self.failed = True, False
+        self._closed = True
         # Batches may be left over that were too few for a step.
         self._kept.clear()
         self._replay = 0
@@ -251,7 +249,6 @@ class Feed:
         if self._replay:
             intact = all(batch.is_intact for batch in self._kept[: self._replay])
             self._changes = bool(self._changes) or not intact
-        self.failed = False
         self._committed += self._replay
         del self._kept[: self._replay]
         self._replay = 0
@@ -260,7 +257,7 @@ class Feed:
         """Give out the batches since the last commit again."""
         for feed in self._beside.values():
             feed.rewind()
-        self._replay, self.failed = 0, False
+        self._replay = 0
 
     def skip_to(self, position: Position) -> None:
         """Go to ``position`` as the rank held now; cheaper than ``seek`` for a near batch."""
@@ -279,7 +276,7 @@ class Feed:
 
     def _go_to(self, position: Position) -> None:
         self._kept.clear()
-        self._replay, self.failed = 0, False
+        self._replay = 0
         self._committed = position.index
         self.due, self._closed = position.due, position.over
 

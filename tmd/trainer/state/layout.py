@@ -20,7 +20,8 @@ from tmd.trainer.state.dtensors import part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 PAIRS = {"dict": "pairs", "counter": "counted pairs"}
-"""Kind of a dict whose keys are not all names or numbers. Its items are tuples: key and value."""
+"""By kind of a dict, its kind if not all keys are strings or ints: its items are then tuples of key
+and value."""
 
 
 class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
@@ -31,7 +32,8 @@ class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
 
 
 class Node(Struct, frozen=True, tag="node", array_like=True):
-    """A container in a layout; only a dict that is of no kind in ``PAIRS`` has ``keys``."""
+    """A container in a layout, or an int that msgpack cannot hold. Only dicts whose keys are all
+    strings or ints have ``keys``."""
 
     kind: str
     keys: tuple[str | int, ...] | None
@@ -81,7 +83,7 @@ def _mapping(value: Mapping[Any, Any], items: Sequence[Layout], path: str) -> No
     plain = [key.value for key in keys if isinstance(key, Leaf) and type(key.value) in (str, int)]
     if len(plain) == len(keys):
         return Node(kind, tuple(plain), tuple(items))
-    # msgpack would make other keys of these, or none.
+    # msgpack would change some of these keys, or refuse them.
     pairs = zip(keys, items, strict=True)
     return Node(PAIRS[kind], None, tuple(Node("tuple", None, pair) for pair in pairs))
 
@@ -99,7 +101,7 @@ def _key(key: Any, path: str) -> Layout:
 
 
 def _leaf(value: Any) -> Layout:
-    """A plain value without a subclass, such as numpy's float64, which msgpack does not know."""
+    """A plain value as its base type: msgpack does not know subclasses, such as numpy's float64."""
     match value:
         case bool():
             pass

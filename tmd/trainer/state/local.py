@@ -73,30 +73,25 @@ class LocalState:
         self._sent: tuple[dict[str, BufferMark], bytes] | None = None
         """Marks of the buffers when others last got copies of them, and these copies; ``None`` if
         what differs now is no work of the script."""
-        self._placed = True
-        """Whether another state was put in place since a state was saved for :meth:`undo`."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, KeptValue]]] = []
         """Parameter groups, and what they had."""
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
-    def begin(self, *, trains: bool = True, repeats: bool = False, keeps: bool = True) -> None:
+    def begin(self, *, trains: bool = True, repeats: bool = False) -> None:
         """A step begins: save what it would change if it were poisoned.
 
         Args:
             trains: whether an optimizer runs in the step.
             repeats: whether the step will be repeated in any case.
-            keeps: if false, :meth:`undo` still goes back to before an earlier step, but for
-                parameters, and unless another state was put in place meanwhile.
         """
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
         self._moved.keep(trains=trains, repeats=repeats)
-        if keeps or self._placed:
-            self._keep()
+        self._keep()
         self._steps += trains
 
     def keep(self) -> None:
@@ -105,7 +100,6 @@ class LocalState:
         self._keep()
 
     def _keep(self) -> None:
-        self._placed = False
         found = self._found()
         self._saved = {
             name: SavedBuffer(buffer, part(buffer.buffer).clone())
@@ -214,7 +208,7 @@ class LocalState:
 
     def placed(self) -> None:
         """Another state was put in place: what has changed is no work of the script."""
-        self._sent, self._placed = None, True
+        self._sent = None
         self._moved.placed()
 
     def carry_over(self, step: int) -> None:
