@@ -25,7 +25,7 @@ from tmd.demo.cluster import LEASE_S
 from tmd.demo.report import DemoTrace
 
 END_S = 120.0
-"""Longest time from the last scenario to the end of the job, and again for each 1000 steps."""
+"""Longest time from the last scenario to the end of the job, plus as much per 1000 steps."""
 
 
 class Result(Struct, frozen=True):
@@ -68,7 +68,8 @@ class CampaignOutcome(Struct, frozen=True):
 
     @property
     def well(self) -> bool:
-        """Whether something was played, and all of it went as expected."""
+        """Whether all that was played, and each ending, was as expected, and not all was
+        skipped."""
         if self.skipped_all:
             return False
         ends = [ending.deviations for ending in self.endings]
@@ -85,7 +86,7 @@ class Audience(Protocol):
 async def run(
     stories: Sequence[Story], audience: Audience, other: OtherRelease | None = None
 ) -> CampaignOutcome:
-    """Play all of them. All processes have ended when this returns or raises.
+    """Play all ``stories``. All processes have ended when this returns or raises.
 
     ``other``: for scenarios that need another release; they are skipped without one.
     """
@@ -154,8 +155,8 @@ class _Cluster:
         ], ending
 
     async def _on_stage(self, scenarios: Sequence[Scenario]) -> tuple[list[Observed], list[str]]:
-        """Observations of each scenario, until one breaks the cluster or the job has no more
-        steps, and faults of the cluster or of the end of its job."""
+        """Observations of each scenario, until one breaks the cluster or the job has too few steps
+        left, and the problems of the cluster or of the end of its job."""
         seen: list[Observed] = []
         try:
             stage = CampaignStage(self._story, self._folder, self._fork, self._other)
@@ -234,7 +235,7 @@ def _repeats(story: Story) -> list[Scenario]:
 
 
 def _judged(stories: Sequence[Story], results: list[Result]) -> list[Result]:
-    """Add deviations that need all repeats of a scenario, at the last of them."""
+    """Add deviations that only all repeats of a scenario together show, to the last result."""
     judged = list(results)
     for story in stories:
         for scenario in story.scenarios:

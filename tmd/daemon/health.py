@@ -28,7 +28,7 @@ LOOK_S = 5.0
 
 
 class HostHealth:
-    """Serves requests for one host. ``bell`` rings when there may be one."""
+    """Serves 'tmd set-healthy' requests for its host. ``bell`` rings when one may have come."""
 
     def __init__(
         self, host: str, watcher: Watcher, store: Store, store_health: StoreHealth, state_dir: Path

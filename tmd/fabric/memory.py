@@ -26,7 +26,7 @@ def view(tensor: Tensor) -> memoryview:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The elements of ``tensor`` in their order in contiguous memory: itself, or a copy."""
+    """``tensor`` itself if it is contiguous and plain, else a contiguous copy of its elements."""
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
@@ -41,8 +41,8 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def empty_bytes(size: int) -> Tensor:
-    """``size`` bytes with any content, which may be written whatever mode of autograd the caller is
-    in, now or later."""
+    """``size`` uninitialized bytes that can be written in any autograd mode, even if they are
+    allocated in inference mode."""
     with torch.inference_mode(False):
         return torch.empty(size, dtype=torch.uint8, device="cpu")
 

@@ -23,7 +23,7 @@ class Places:
         return host in self._up
 
     def _remove(self, host: str) -> bool:
-        """``host`` is gone; whether it had a rank."""
+        """``host`` is gone; returns whether it had a rank."""
         self._up.discard(host)
         if host in self._idle:
             self._idle.remove(host)
@@ -38,7 +38,7 @@ class Places:
         self._idle.append(host)
 
     def _fill(self) -> list[str]:
-        """Hosts without a rank take those that no host has; returns them."""
+        """Idle hosts take the ranks that no host has; returns these hosts."""
         joiners = []
         for rank, host in enumerate(self._ranks):
             if host is None and self._idle:

@@ -10,10 +10,11 @@ from torch import nn
 
 
 def forget_gathered(modules: Iterable[nn.Module]) -> None:
-    """Make FSDP2 forget a forward pass that no backward pass has followed to its end.
+    """Make FSDP2 forget a forward pass whose backward pass has not run, or not to its end.
 
-    It takes gathered parameters for valid until then, and in the middle of a forward pass it does
-    not release them. The next backward pass would gather in advance by the order of both passes.
+    Until a backward pass ends, FSDP2 takes gathered parameters for valid, and it does not release
+    them if the forward pass breaks off. The next backward pass would prefetch in the order of both
+    forward passes.
     After an exception in a backward pass, the next forward pass would count as a part of it, and
     would add no hooks: gradients would not be reduced.
     """
@@ -37,7 +38,7 @@ def forget_gradients(modules: Iterable[nn.Module]) -> None:
         for group in param_groups(part._get_fsdp_state()):
             group._partial_reduce_output = None
             for param in group.fsdp_params:
-                if "unsharded_accumulated_grad" in vars(param):  # until torch 2.15
+                if "unsharded_accumulated_grad" in vars(param):  # before torch 2.15
                     param.unsharded_accumulated_grad = None
                 if hasattr(param, "_unsharded_param"):  # made by the first pass
                     param._unsharded_param.grad = None
@@ -52,7 +53,7 @@ def param_groups(state: Any) -> list[Any]:
 
 
 def sharded_modules(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """The modules that FSDP2 divides, with those inside of others."""
+    """The modules that FSDP2 shards, including nested ones."""
     # A script that uses FSDP2 has imported it; importing it here would cost others a second.
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     if kind is not None:

@@ -1,4 +1,4 @@
-"""Actions of operators, at the right and at the wrong time."""
+"""Actions of operators, at the right and at the wrong time, and the loss of standbys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _leave(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 async def _undrain(stage: CampaignStage, fault: FaultPart) -> Mend:
     if not await stage.cluster.store.undrain(await stage.target(fault.where)):
-        raise Unfired("no drain was requested there")
+        raise Unfired("no drain was requested for this host")
     return nothing
 
 
@@ -66,7 +66,7 @@ async def _rehearse(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _no_standbys(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """End all launchers without a rank in good order; mending starts them again."""
+    """Stop, by SIGTERM, the launcher of each worker without a rank; mending restarts them."""
     view = await stage.cluster.view()
     found = {w.worker.partition("/")[0] for w in workers(view) if w.rank is None}
     if not found:

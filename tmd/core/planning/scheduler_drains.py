@@ -1,6 +1,6 @@
-"""What every scheduler has in common that drains hosts and receives findings.
+"""What all schedulers that drain hosts and receive findings have in common.
 
-A scheduler (Slurm, Kubernetes) takes nodes out of service. Each becomes a drain request in the
+A scheduler (Slurm, Kubernetes) takes nodes out of service. For each, a drain is requested in the
 scheduler's name. Only requests in that name are ever withdrawn.
 """
 
@@ -26,12 +26,12 @@ class HostRecord(Struct, frozen=True):
     incarnation: str = ""
     """The run of its daemon; empty while it is silent."""
     silent_since: float = math.inf
-    """Monotonic time since which nothing is heard of it, if something was before."""
+    """Monotonic time at which it fell silent; infinite if it reports or was never heard."""
     fit_since: float = math.inf
     """Monotonic time since which this run has been seen without a finding that makes it unfit."""
     findings: Mapping[str, float] = {}
-    """Codes that made it unfit since it was fit last, and when (wall clock of the host) each was
-    found last."""
+    """Codes that have made it unfit in its latest unfit period, and when (wall clock of the host)
+    each was last found."""
     declared: Mapping[str, float] = {}
     """Codes that an operator declared to be over ('' for all), and when (same clock)."""
     drain: str = ""
@@ -42,8 +42,8 @@ class HostRecord(Struct, frozen=True):
     def is_over(self, code: str, now: float, after_s: float) -> bool:
         """Whether the fault ``code`` is taken to be gone, and those found with it.
 
-        A daemon that has just started reports no finding before its detectors have looked, so that
-        alone shows nothing."""
+        A daemon that has just started reports no finding before its detectors have looked, so the
+        absence of findings alone shows nothing."""
         if math.isinf(self.fit_since):
             return False
         found = {code: -math.inf, **self.findings}
@@ -64,7 +64,7 @@ class HostDrains(Struct, frozen=True):
     waiting: tuple[str, ...] = ()
     """A sentence about each host that is not drained yet."""
     unseen: tuple[str, ...] = ()
-    """Hosts with a request of the scheduler whose node it does not show."""
+    """Hosts that a request of the scheduler drains, but whose node the scheduler does not show."""
 
 
 def observed(
@@ -116,9 +116,9 @@ def host_drains(
 ) -> HostDrains:
     """What becomes of ``causes``: each host, and why the scheduler drains it, or '' if it does not.
 
-    ``by``: the beginning of the requester, which stands for the scheduler. ``hosts_share``: share
-    of the hosts, at least two, that drains of the scheduler must not reach. ``barred``: hosts that
-    must get no rank; a request of the scheduler that allows one is asked for again.
+    ``by``: the prefix of requesters by which requests of the scheduler are known. ``hosts_share``:
+    its drains stay below this share of the hosts, or below two if that is more. ``barred``: hosts
+    that must get no rank; a request of the scheduler that allows one is made anew.
     """
     requests = {request.host: request for request in view.drains}
     own = {host: request for host, request in requests.items() if request.by.startswith(by)}
@@ -151,7 +151,7 @@ def _came_back(view: ClusterView, request: DrainRequest) -> bool:
 def _bounded(
     view: ClusterView, wanted: list[tuple[str, str]], standing: set[str], by: str, share: float
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Those of ``wanted`` for which there is room, and a sentence about each other one."""
+    """Those of ``wanted`` for which there is room, and a sentence about each of the rest."""
     most = max(2, math.ceil(share * len(view.hosts))) - 1
     again = [w for w in wanted if w[0] in standing]
     fresh = [w for w in wanted if w[0] not in standing]
@@ -159,21 +159,21 @@ def _bounded(
     name = by.rstrip(":").capitalize()
     late = [
         f"host {host} is not drained yet: of {len(view.hosts)} hosts no more than {most} are "
-        f"drained for {name} at once, for [breaker] hosts_percent"
+        f"drained for {name} at the same time ([breaker] hosts_percent)"
         for host, _ in fresh[room:]
     ]
     return [*again, *fresh[:room]], late
 
 
 def known_hosts(view: ClusterView) -> set[str]:
-    """Hosts with a heartbeat, also of a later release, a rank or a drain request."""
+    """Hosts with a heartbeat (even one of a later release), a rank or a drain request."""
     alive = {h.host for h in view.hosts} | {*view.unread}
     return alive | jobs_by_host(view).keys() | {d.host for d in view.drains}
 
 
 def matching(hosts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """The host that each of ``names`` is, for those that are one. A name without a domain means the
-    host that has it with a domain, or the other way round, if there is only one."""
+    """The host that each of ``names`` means, if any: the one of exactly this name, or else the only
+    host with the same first label, provided that one of the two has no domain."""
     known = set(hosts)
     short: dict[str, list[str]] = {}
     for host in known:
@@ -202,7 +202,7 @@ def unclear(claims: Mapping[str, Sequence[str]], why: str) -> list[str]:
 
 
 def faults_of(host: HostStatus | None) -> list[Alert]:
-    """Findings for which nothing should be placed on ``host``, gravest first."""
+    """Findings because of which nothing should be placed on ``host``, gravest first."""
     alerts = () if host is None else host.alerts
     return sorted(filter(_is_about_host, alerts), key=lambda a: (-a.severity.grade, a.code))
 

@@ -1,10 +1,10 @@
 """Decides how an all-reduce that broke is completed from what each rank still has of it.
 
 A rank has the result of some elements, the sum of its own input and those of some other ranks in
-other elements, and its input in all others. The ranks exchange which those are, and all of them
-compute the same decision from that. Until a rank has completed the operation, its input is not
-lost: where the rank has overwritten it, it has a sum that contains it. So the result can be
-computed whichever ranks are replaced by standbys, which have all their inputs.
+other elements, and its input in all others. The ranks tell each other which elements are which, and
+all compute the same decision from that. Until a rank has completed the operation, its input is not
+lost: an overwritten element holds a sum that contains it. So the result can be computed whichever
+ranks are replaced by standbys, which have all their inputs.
 
 "Sum" stands for whatever the reduction computes.
 """
@@ -42,8 +42,8 @@ class Holding(Struct, frozen=True):
     sums: tuple[PartialSum, ...] = ()
     """In the order in which they were computed: a later one replaces an earlier one."""
     inputs: bool = True
-    """Whether it has its inputs for all elements in neither list. If not, it has nothing of
-    them."""
+    """Whether it still has its inputs in the elements that are in neither list. If not, it has
+    nothing there."""
 
     def has(self, start: int, stop: int) -> bool:
         """Whether it has the result of all these elements in one span."""
@@ -70,12 +70,13 @@ class Piece(NamedTuple):
 
 
 def pieces(holdings: Sequence[Holding], length: int, order: SumOrder) -> list[Piece] | None:
-    """How ranks with these ``holdings`` get the whole result, of ``length`` elements. Without the
-    elements whose result all have.
+    """How ranks with these ``holdings`` get the whole result, of ``length`` elements. Elements
+    whose result all ranks have are left out.
 
-    ``None`` if a script has changed the result of some elements, and no rank has them unchanged.
-    Even if other ranks can compute them again, nobody could tell whether they get what that script
-    has, since a standby may compute other inputs than its rank did.
+    ``None`` if no rank can give the result of some elements, and a rank has nothing of them, as
+    when its script has changed them. The other ranks may be able to compute them again, but a
+    standby may have other inputs than its rank had, and then the result would differ from the one
+    that the script has used.
     """
     bounds = {0, length}
     for each in holdings:
@@ -101,8 +102,8 @@ def pieces(holdings: Sequence[Holding], length: int, order: SumOrder) -> list[Pi
 
 
 def _summed(holding: Holding, cuts: Sequence[int], size: int) -> list[int]:
-    """For the elements between two ``cuts`` each: of how many ranks' inputs this rank has the sum.
-    All: it has the result. One: only its input. None: nothing."""
+    """For each span between two ``cuts``, how many ranks' inputs are in what this rank has there:
+    ``size`` in the result, 1 in its own input, 0 if it has nothing."""
     at = {cut: number for number, cut in enumerate(cuts)}
     counts = [1 if holding.inputs else 0] * (len(cuts) - 1)
     for start, stop, ranks in (*holding.sums, *((*span, size) for span in holding.final)):

@@ -53,7 +53,7 @@ class Allreduce:
             allreduce(op, tensor.view(-1), self.reduction)
 
     def in_parts(self, op: Op, parts: Parts) -> None:
-        """The same for one tensor; what its elements are is noted in ``parts``."""
+        """The same for one tensor; ``parts`` record what its elements hold."""
         allreduce(op, parts.flat, self.reduction, parts)
 
     def has_parts(self, tensors: Sequence[Tensor]) -> bool:

@@ -25,12 +25,12 @@ from tmd.fabric.topology import folded
 from tmd.fabric.transfer import SEGMENT
 
 CHUNK = 8 << 20
-"""Most bytes of a chunk among a few ranks."""
+"""Maximum bytes of a chunk with few ranks, unless ``CHUNKS`` makes it larger."""
 CHUNK_OF_A_RANK = 2 << 20
-"""A chunk among many ranks has up to this many bytes for each of them. In smaller ones they would
+"""With many ranks a chunk has up to this many bytes per rank. With smaller chunks the ranks would
 wait more for each other than for data."""
 CHUNKS = 16
-"""Most chunks of a tensor: those of a very large one are larger."""
+"""Maximum number of chunks of a tensor. A very large tensor gets larger chunks instead."""
 
 
 def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = None) -> None:
@@ -38,7 +38,7 @@ def allreduce(op: Op, flat: Tensor, reduction: Reduction, parts: Parts | None = 
 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
 
-    ``parts``: the parts of ``flat``. If given, it is noted in them what each element is.
+    ``parts``: the parts of ``flat``. If given, they record what each element holds.
     """
     for chunk in _chunks(flat, op.size):
         if parts is not None:
@@ -208,8 +208,8 @@ def _receive(
 ) -> None:
     """Receive the elements ``missing``, and then ``beyond``; send ``give``, unless it is ``None``.
 
-    With ``parts``, each element is overwritten at once: those that a break keeps away stay what
-    they were.
+    With ``parts``, no element is ever half-written: those that do not arrive because of a break
+    keep their values.
     """
     target = view(flat[slice(*missing)])
     arrivals, nbytes = iter((target, beyond)), len(target) + len(beyond)

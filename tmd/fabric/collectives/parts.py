@@ -1,8 +1,8 @@
-"""What the elements of a tensor are while a large all-reduce overwrites it.
+"""What the elements of a tensor hold while a large all-reduce overwrites it.
 
-The operation overwrites each element at once: with the sum of several ranks' inputs, this rank's
-among them, and later with the final value. After a loss the ranks can finish the operation from
-these, without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
+The operation never leaves an element half-written. It overwrites it with the sum of several ranks'
+inputs, this rank's among them, and later with the final value. After a loss the ranks can finish
+the operation from these, without copies of the inputs (:mod:`tmd.fabric.collectives.completion`).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Parts:
     @contextmanager
     def receiving(self, start: int, stop: int) -> Iterator[None]:
         """Note what becomes final while one message overwrites elements ``start`` to ``stop``, in
-        order and each at once."""
+        order and each as a whole."""
         try:
             yield
         except LinkError as error:
@@ -139,8 +139,8 @@ class Parts:
         return Holding(tuple(given), inputs=False)
 
     def values(self, start: int, stop: int) -> Tensor:
-        """A copy of these elements: what :meth:`holding` says. Uninitialized memory if the script
-        has the result and this rank has no unchanged copy."""
+        """A copy of these elements, as :meth:`holding` described them. Uninitialized memory if the
+        script has the result and this rank has no unchanged copy."""
         if not self._complete:
             return self.flat[start:stop].clone()
         for at, values in self._copies:
@@ -162,7 +162,7 @@ class Parts:
 
 
 def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """As few spans as have the same elements: they must fit into a message."""
+    """The fewest spans that cover the same elements, since they must fit into one message."""
     found: list[Span] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:

@@ -1,7 +1,7 @@
 """tmd's own algorithms behind generations, for tests without a GPU.
 
-A job of it changes its generations as one of NCCL does: they are built beside training, by the same
-meeting of all members, switched, aborted and freed. Only the collectives differ.
+A job that uses them changes generations as a job with NCCL does: all members meet in the same way,
+and generations are built beside training, switched, aborted and freed. Only the collectives differ.
 """
 
 from __future__ import annotations
