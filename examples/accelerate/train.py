@@ -72,7 +72,8 @@ def main() -> None:
         return torch.cat(right).float().mean().item()
 
     def report(accuracy: float) -> None:
-        accelerator.print(f"step {scheduler.scheduler.last_epoch}: accuracy {accuracy:.3f}")
+        if accelerator.is_main_process:
+            print(f"step {scheduler.scheduler.last_epoch}: accuracy {accuracy:.3f}")
 
     evaluate = repeatable(session, validate, then=report)  # tmd
 

@@ -104,7 +104,7 @@ print("trained")
 OTHER_LOOP = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 class Mine(Trainer):
-    def _inner_training_loop(self, *args, **named):
+    def _run_epoch(self, **named):
         print("trained")
 args = TrainingArguments("out", use_cpu=True, report_to="none")
 model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1))
@@ -148,7 +148,7 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         thorough("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
         ("accelerate", ACCELERATOR, "add the lines of docs/start/accelerate.md"),
         thorough("transformers", OWN_LOOP, "this script calls an optimizer without one"),
-        thorough("transformers", OTHER_LOOP, "Mine has a _inner_training_loop of its own"),
+        thorough("transformers", OTHER_LOOP, "Mine has a _run_epoch of its own"),
         ("", LOOP, "this script calls an optimizer without one"),
         ("", NOTHING, "did not train with the Trainer of transformers, Lightning or torchtitan"),
         ("", EXITS, "did not train with the Trainer of transformers, Lightning or torchtitan"),

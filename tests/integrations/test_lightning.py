@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +150,13 @@ def across_epochs(interval: int) -> dict[str, Any]:
         (callbacks("StochasticWeightAveraging", swa_lrs=0.1), "StochasticWeightAveraging"),
         (callbacks("GradientAccumulationScheduler", scheduling={0: 2}), "one number"),
         (callbacks("ModelCheckpoint", save_last="link"), "save_last='link'"),
+        (callbacks("ModelCheckpoint", save_on_exception=True), "save_on_exception=True"),
         (lambda: {"max_time": "00:00:01:00"}, "Timer"),
         (lambda: {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
         (lambda: {"val_check_interval": "00:00:00:01"}, "as a time"),
         (callbacks("LearningRateFinder"), "LearningRateFinder"),
+        (callbacks("ModelPruning", pruning_fn="l1_unstructured", amount=0.5), "ModelPruning"),
+        (callbacks("SpikeDetection"), "SpikeDetection"),
         (lambda: {"val_check_interval": 3, "accumulate_grad_batches": 2}, "batch 3 of epoch 1"),
         (lambda: {**across_epochs(8), "max_epochs": 2}, "batch 2 of epoch 2"),
     ],
@@ -195,6 +199,42 @@ def test_a_monitored_value_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pl.Trainer, "world_size", 2)
     with pytest.raises(Exception, match="monitor='loss': log it with sync_dist=True"):
         fit(small(), limit_val_batches=0, **stop)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_that_would_share_a_gpu_are_refused(workers: int) -> None:
+    """Lightning itself compares only the numbers of the whole job, which tmd knows better."""
+    from tmd.integrations.lightning.refused import refuse_shared_devices
+
+    refuse_shared_devices([torch.device("cpu")], workers)
+    two = [torch.device("cuda", number) for number in range(2)]
+    context = pytest.raises(Exception, match=r"2 GPUs for the 3 workers of a host: give devices")
+    with context if workers > 2 else nullcontext():
+        refuse_shared_devices(two, workers)
+
+
+def test_a_validation_that_breaks_leaves_no_sum_in_a_metric() -> None:
+    """It is run again from its beginning."""
+    from torchmetrics import CatMetric, MeanMetric
+
+    module = small()
+    module.mean, module.all = MeanMetric(), CatMetric()
+    loop = fit(module).fit_loop
+    metrics: list[Any] = [module.mean, module.all]
+    for each in metrics:
+        each.update(1.0)
+
+    def validate() -> None:
+        for each in metrics:
+            each.update(3.0)
+            each.compute()
+        raise InterruptedError
+
+    with suppress(InterruptedError), loop._undone_if_broken(modes=True):
+        validate()
+
+    assert [float(each.compute()) for each in metrics] == [1.0, 1.0]
+    assert [each.update_count for each in metrics] == [1, 1]
 
 
 def test_the_rest_of_an_epoch_that_a_hook_skips_is_refused() -> None:

@@ -153,11 +153,21 @@ for kind, settings in (
     (TrainingArguments, {"accelerator_config": {"dispatch_batches": True}}),
     (TrainingArguments, {"accelerator_config": {"use_seedable_sampler": False}}),
     (TrainingArguments, {"optim": "lomo"}),
+    (TrainingArguments, {"batch_eval_metrics": True}),
+    (TrainingArguments, {"enable_jit_checkpoint": True}),
 ):
     try:
         Trainer(model, kind(folder, use_cpu=True, report_to="none", **settings))
     except (TypeError, ValueError) as error:
         print("refused:", error)
+class Mine(Trainer):
+    def _run_epoch(self, **run):
+        pass
+
+try:
+    Mine(model, TrainingArguments(folder, use_cpu=True, report_to="none"))
+except TypeError as error:
+    print("refused:", error)
 from tmd.integrations.transformers.wrapping import refuse_unwrapped
 
 refuse_unwrapped(model, 1)
@@ -221,6 +231,9 @@ def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
             "dispatch_batches",
             "use_seedable_sampler=False",
             "optim='lomo'",
+            "batch_eval_metrics",
+            "enable_jit_checkpoint",
+            "Mine has a _run_epoch of its own",
         ),
         strict=True,
     ):

@@ -33,11 +33,36 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
 
     Raises:
         ValueError: the loader cannot be divided anew: it broadcasts random generators or batches.
+            Or an optimizer has other weights in evaluations.
     """
+    refuse_switching(accelerator._optimizers)
     count = accelerator.gradient_accumulation_steps
     for drawn in session.batches(loader, accumulate=count, partial=True):
         _follow(session)
+        begin_step(accelerator)
         yield drawn if count > 1 else [drawn]
+
+
+def refuse_switching(optimizers: Iterable[Any]) -> None:
+    """Refuse optimizers that change all parameters for an evaluation, as schedule-free ones do: a
+    loss there would leave the weights of the evaluation.
+
+    Raises:
+        ValueError: one of these ``optimizers`` of an accelerator does so.
+    """
+    for each in optimizers:
+        inner = getattr(each, "optimizer", each)
+        if callable(getattr(inner, "eval", None)):
+            raise ValueError(
+                f"tmd does not support {type(inner).__name__}, whose eval() changes all parameters"
+            )
+
+
+def begin_step(accelerator: Accelerator) -> None:
+    """Forget that an optimizer was called in a step that has broken: its scaler would not notice an
+    overflow in the next one."""
+    for each in accelerator._optimizers:
+        each._accelerate_step_called = False
 
 
 def microbatches(accelerator: Accelerator, model: Any, drawn: Iterable[T]) -> Iterator[T]:

@@ -96,7 +96,7 @@ def _transformers(_: ModuleType) -> None:
     module: Any = sys.modules["transformers"]  # its import may put another one in its place
 
     def only_ours(trainer: Any, *_: object, **__: object) -> None:
-        _refuse_foreign(type(trainer), ours.Trainer, ("_inner_training_loop",))
+        _refuse_foreign(type(trainer), ours.Trainer, ("_inner_training_loop", "_run_epoch"))
 
     _before(module.Trainer, "__init__", only_ours)
     attachment.watch(module.Trainer, "train")

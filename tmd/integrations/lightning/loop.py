@@ -22,6 +22,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from tmd.integrations.epoch import Epoch
+from tmd.integrations.lightning.metrics import MetricSums
 from tmd.integrations.lightning.progress import LoopProgress
 from tmd.integrations.lightning.refused import (
     own_hooks,
@@ -263,9 +264,12 @@ class SessionFitLoop(_FitLoop):
         trainer, module = self.trainer, self.trainer.lightning_module
         forward = module.forward  # Lightning replaces it for the length of a forward
         before = [(each, each.training) for each in module.modules()] if modes else []
+        sums = MetricSums(module) if modes else None
         try:
             yield
         except BaseException:
+            if sums is not None:
+                sums.put_back()
             module.forward = forward
             self.epoch_loop.val_loop._results.reset()
             trainer.training = True

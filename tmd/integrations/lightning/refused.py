@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from math import inf, lcm
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
+    SpikeDetection,
     StochasticWeightAveraging,
     Timer,
     WeightAveraging,
@@ -28,6 +32,8 @@ REFUSED = {
     BaseFinetuning: "it changes the parameter groups while training runs",
     GradientAccumulationScheduler: "give Trainer(accumulate_grad_batches=...) one number",
     LearningRateFinder: "it trains before training begins: find the rate in a job without tmd",
+    ModelPruning: "it replaces parameters while training runs",
+    SpikeDetection: "it asks the other ranks after the vote of a step, and its mean does not move",
     StochasticWeightAveraging: "it replaces the weights outside of a step",
     Timer: "each rank has a clock of its own: give max_epochs or max_steps",
     WeightAveraging: "its averaged weights are not registered",
@@ -46,6 +52,11 @@ def refuse(trainer: Trainer) -> None:
             reason = "ModelCheckpoint(train_time_interval=...): use every_n_train_steps"
         if isinstance(callback, ModelCheckpoint) and callback.save_last == "link":
             reason = "ModelCheckpoint(save_last='link'): give save_last=True"
+        if isinstance(callback, ModelCheckpoint) and getattr(callback, "save_on_exception", False):
+            reason = (
+                "ModelCheckpoint(save_on_exception=True): a worker that leaves would wait for the "
+                "other ranks: give TmdStrategy(checkpoints=...)"
+            )
     if not trainer.lightning_module.automatic_optimization:
         reason = "automatic_optimization=False: let Lightning call the optimizer"
     elif trainer.reload_dataloaders_every_n_epochs:
@@ -53,6 +64,15 @@ def refuse(trainer: Trainer) -> None:
     elif trainer._val_check_time_interval is not None:
         reason = "val_check_interval as a time: give it as a number"
     _raise(reason)
+
+
+def refuse_shared_devices(devices: Sequence[torch.device], workers: int) -> None:
+    """Refuse fewer GPUs than this host has ``workers``. Raises MisconfigurationException."""
+    if devices and devices[0].type == "cuda" and len(devices) < workers:
+        _raise(
+            f"Trainer(devices=...) with {len(devices)} GPUs for the {workers} workers of a host: "
+            "give devices='auto'"
+        )
 
 
 def own_hooks(trainer: Trainer, hook: str) -> list[str]:

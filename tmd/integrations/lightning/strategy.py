@@ -30,7 +30,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import tmd.trainer
 from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
-from tmd.integrations.lightning.refused import refuse, refuse_loggers, warn_of_epoch_hooks
+from tmd.integrations.lightning.refused import (
+    refuse,
+    refuse_loggers,
+    refuse_shared_devices,
+    warn_of_epoch_hooks,
+)
 from tmd.trainer.worker.join import joined
 
 _trained: WeakSet[tmd.trainer.Session] = WeakSet()
@@ -114,6 +119,8 @@ class TmdStrategy(DDPStrategy):
         trainer._data_connector.prepare_data = partial(_prepare_data, trainer)
         if not dist.is_initialized():
             refuse_loggers(trainer)
+            workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            refuse_shared_devices(self.parallel_devices or (), workers)
             dist.init_process_group("tmd")
 
     def setup(self, trainer: pl.Trainer) -> None:

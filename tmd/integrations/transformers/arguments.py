@@ -75,6 +75,10 @@ def refuse(args: Any, model: Any) -> None:
         "deepspeed": args.deepspeed,
         # They update parameters in backward(), before the vote.
         f"optim={args.optim.value!r}": args.optim in ("lomo", "adalomo"),
+        # Its sums are in the script: an evaluation that is run again would add to them.
+        "batch_eval_metrics": args.batch_eval_metrics,
+        # It writes from within a step, and each rank decides by itself.
+        "enable_jit_checkpoint": getattr(args, "enable_jit_checkpoint", False),
         "auto_find_batch_size": args.auto_find_batch_size,
         "eval_on_start": args.eval_on_start,
         "push_to_hub": args.push_to_hub,

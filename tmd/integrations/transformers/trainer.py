@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import TrainerState, optimization
 
+from tmd.integrations.accelerate import begin_step, refuse_switching
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
 from tmd.integrations.transformers.callbacks import HeldCall, HeldCallbacks
@@ -54,6 +55,11 @@ class Trainer(SavingTrainer):
     def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
         args = args or TrainingArguments("tmp_trainer")
         refuse(args, model)
+        if type(self)._run_epoch is not Trainer._run_epoch:
+            raise TypeError(
+                f"{type(self).__name__} has a _run_epoch of its own: what it trains would not be "
+                "repeated after a loss. Override training_step or compute_loss instead"
+            )
         self._tally = Tally()
         self._run: dict[str, Any] = {}
         self._stops: bool | None = None
@@ -124,6 +130,7 @@ class Trainer(SavingTrainer):
         model, loader = super()._prepare_for_training(max_steps, loader, resumed)
         args, joined = self.args, session()
         refuse_unwrapped(model, args.world_size)
+        refuse_switching(self.accelerator._optimizers)
         refuse_data(loader, args)
         self._total_loss_scalar, self._globalstep_last_logged = 0.0, self.state.global_step
         self._initial_global_step = self.state.global_step
@@ -135,7 +142,6 @@ class Trainer(SavingTrainer):
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             progress=self._progress,
-            **({} if self.accelerator.scaler is None else {"scaler": self.accelerator.scaler}),
         )
         if args.session_checkpoints and args.save_strategy != "no":
             every = self._save_steps(max_steps)
@@ -232,6 +238,7 @@ class Trainer(SavingTrainer):
         """One step: what the loop of transformers does with these batches up to ``on_step_end``."""
         args, state, handler = self.args, self.state, self.callback_handler
         run, model, accelerator = self._run, self._run["model"], self.accelerator
+        begin_step(accelerator)
         left_out = self._progress.left_out(run["epoch"])
         done = left_out + session().position.index + len(samples)
         samples, items = self.get_batch_samples(iter(samples), len(samples), args.device)

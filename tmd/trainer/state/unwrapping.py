@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,13 +26,32 @@ PARTS_OF_A_STEP = ("prepare_grads", "step_with_ready_grads")
 
 
 def expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """What keeps the state: members of lists by number, and what frameworks wrap."""
+    """What keeps the state: members of lists by number, what frameworks wrap, and the scalers that
+    Accelerate's optimizers use."""
+    found = list(_members(objects, _inner))
+    yield from found
+    known = {id(value) for _, value in found}
+    for name, scaler in _members(objects, _scaler):
+        if id(scaler) not in known:
+            known.add(id(scaler))
+            yield f"{name}.scaler", scaler
+
+
+def _members(
+    objects: Mapping[str, object], inner: Callable[[str, Any], Any]
+) -> Iterator[tuple[str, object]]:
     for name, value in objects.items():
-        inner = _inner(name, value)
-        if isinstance(inner, list | tuple):
-            yield from expanded({f"{name}[{i}]": item for i, item in enumerate(inner)})
-        elif inner is not None:
-            yield name, inner
+        found = value if isinstance(value, list | tuple) else inner(name, value)
+        if isinstance(found, list | tuple):
+            yield from _members({f"{name}[{i}]": item for i, item in enumerate(found)}, inner)
+        elif found is not None:
+            yield name, found
+
+
+def _scaler(_: str, value: Any) -> Any:
+    scaler = getattr(value, "scaler", None)
+    accelerated = any(kind.__name__ == "AcceleratedOptimizer" for kind in type(value).__mro__)
+    return scaler if accelerated else None
 
 
 def _inner(name: str, value: Any) -> Any:

@@ -1,0 +1,107 @@
+"""What the helpers for Accelerate make of its optimizers and scalers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from tests.e2e.frameworks import need
+from tests.trainer.standalone import Voting
+from tmd.trainer import Session
+from tmd.trainer.state.state import Registry
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """One with a scaler, which Accelerate itself makes on GPUs only."""
+    need("accelerate")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    states: Any = (AcceleratorState, GradientState, PartialState)
+    for each in states:
+        each._shared_state.clear()
+    made = Accelerator(cpu=True)
+    made.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    yield made
+    for each in states:
+        each._shared_state.clear()
+
+
+def test_the_scaler_of_an_optimizer_moves_with_it(accelerator: Any) -> None:
+    """Without it a repeated step would use gradients that are not unscaled. A name that the script
+    gives it is kept, as a checkpoint may have it."""
+    model = nn.Linear(1, 1)
+    optimizers = [accelerator.prepare_optimizer(SGD(model.parameters(), lr=1.0)) for _ in range(2)]
+    objects = {"model": model, "optimizer": optimizers[:1]}
+
+    assert Registry(objects).named["optimizer[0].scaler"] is accelerator.scaler
+    named = Registry({**objects, "scaler": accelerator.scaler}).named
+    assert [name for name, value in named.items() if value is accelerator.scaler] == ["scaler"]
+
+
+def test_a_loss_in_a_scaled_step_changes_no_number(accelerator: Any) -> None:
+    """The gradients are unscaled once in each attempt."""
+    from tmd.integrations.accelerate import batches
+
+    def trained(lost: set[int]) -> list[float]:
+        hooks = Voting()
+        hooks.lost = lost
+        session, model = Session(hooks), nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        accelerator.scaler.load_state_dict(torch.amp.GradScaler("cpu", init_scale=2.0).state_dict())
+        optimizer = accelerator.prepare_optimizer(SGD(model.parameters(), lr=1.0))
+        session.register(model=model, optimizer=optimizer)
+        weights = []
+        for drawn in batches(session, accelerator, [1.0, torch.inf, 2.0]):
+            with session.step() as step:
+                accelerator.backward(model(torch.tensor(drawn)).sum())
+                accelerator.clip_grad_norm_(model.parameters(), 1e9)
+                optimizer.step()
+                optimizer.zero_grad()
+            if step.counts:
+                weights.append(model.weight.item())
+        return weights
+
+    whole = trained(set())
+    assert whole == [-1.0, -1.0, -3.0]
+    for vote in range(3):
+        assert trained({vote}) == whole
+
+
+def test_a_step_begins_as_if_no_optimizer_had_been_called(accelerator: Any) -> None:
+    """A step that broke in its optimizer leaves the mark of a call, which hides an overflow."""
+    from tmd.integrations.accelerate import begin_step
+
+    model = nn.Linear(1, 1)
+    optimizer = accelerator.prepare_optimizer(SGD(model.parameters(), lr=1.0))
+    optimizer._accelerate_step_called = True
+    begin_step(accelerator)
+    accelerator.backward(model(torch.full((1,), torch.inf)).sum())
+    optimizer.step()
+
+    assert optimizer.step_was_skipped
+
+
+class Switching(SGD):
+    """As optimizers that are schedule-free."""
+
+    def eval(self) -> None:
+        """Put the weights of an evaluation in place."""
+
+
+def test_an_optimizer_that_changes_weights_for_an_evaluation_is_refused(accelerator: Any) -> None:
+    from tmd.integrations.accelerate import batches
+
+    session, model = Session(Voting()), nn.Linear(1, 1)
+    optimizer = accelerator.prepare_optimizer(Switching(model.parameters(), lr=1.0))
+    session.register(model=model, optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"does not support Switching, whose eval\(\) changes"):
+        next(iter(batches(session, accelerator, [1.0])))

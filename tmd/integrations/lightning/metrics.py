@@ -1,0 +1,34 @@
+"""What the metrics of a module have added up in a validation that is run again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+from torchmetrics import Metric
+
+OF_A_SUM = (
+    *("_update_count", "_computed", "_forward_cache"),
+    *("_cache", "_is_synced", "_to_sync", "_should_unsync", "_enable_grad"),
+)
+"""Attributes of a metric besides its states: what it has computed from them, and whether they are
+those of all ranks."""
+
+
+class MetricSums:
+    """Copies of the states of all metrics of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        metrics = [each for each in module.modules() if isinstance(each, Metric)]
+        self._kept = [(each, copy.deepcopy(_sums(each))) for each in metrics]
+
+    def put_back(self) -> None:
+        """Give all metrics the copies. May be called once."""
+        for metric, sums in self._kept:
+            vars(metric).update(sums)
+
+
+def _sums(metric: Metric) -> dict[str, Any]:
+    names = (*metric._defaults, *OF_A_SUM)
+    return {name: vars(metric)[name] for name in names if name in vars(metric)}
