@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from tmd.trainer import Session
+from tmd.trainer.protocol.step_vote import VoteKind
 from tmd.trainer.session.hooks import Interrupted, VoteOutcome
 from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.state.local import LocalState
@@ -26,12 +27,12 @@ class Voting(StandaloneHooks):
         self.votes = 0
         self.calls = 0
 
-    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         self.seen.append("vote")
         self.votes += 1
         if self.votes - 1 in self.lost:
             raise Interrupted
-        return super().vote(local, trains=trains)
+        return super().vote(local, kind)
 
     def applying(self, optimizer: Optimizer) -> None:
         self.seen.append("apply")

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.torch_private.hooks import BACKWARD_HOOKS
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session, StepResult
+from tmd.trainer.protocol.step_vote import VoteKind
 from tmd.trainer.session.early_exit import left_early
 from tmd.trainer.session.hooks import Interrupted, VoteOutcome
 from tmd.trainer.state.local import LocalState
@@ -48,10 +49,10 @@ class Hooks(Voting):
         self.present = Health()
         self.health = self.present
 
-    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         if self.present.broken:
             raise Interrupted
-        return super().vote(local, trains=trains)
+        return super().vote(local, kind)
 
     def boundary(self) -> bool:
         self.present.broken = False
@@ -61,8 +62,8 @@ class Hooks(Voting):
 class BreaksLate(Hooks):
     """A rank is lost just after each vote: the step is committed."""
 
-    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
-        outcome = super().vote(local, trains=trains)
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+        outcome = super().vote(local, kind)
         self.present.broken = True
         return outcome
 

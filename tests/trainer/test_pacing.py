@@ -12,7 +12,7 @@ from tmd.core.planning.stragglers import BLOCK
 from tmd.core.values.model import Activity
 from tmd.fabric.wait_timer import Waits
 from tmd.testing.clients import worker_status
-from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree
+from tmd.trainer.protocol.step_vote import VoteKind, agree
 from tmd.trainer.worker.pacing import UNKNOWN, Pacing
 
 RANKS = 3
@@ -55,7 +55,7 @@ class Rank:
             self.timer.step(took, step_s - took)
             shares = self.pacing.ballot(self.status)
             self.report_sizes.append(len(shares))
-            _, told = agree(self.fabric, self.status.step, 0, STEPPING, shares)
+            _, told = agree(self.fabric, self.status.step, 0, VoteKind.STEPPING, shares)
             self.pacing.voted(self.status, told)
             pace = self.pacing.took(step_s)
             self.status = structs.replace(self.status, step=self.status.step + 1)
@@ -153,7 +153,7 @@ def test_the_vote_that_ends_a_call_carries_no_timings(job):
     """Not even at the last step of a block, where other votes carry them."""
     _, c = job
     run(job, BLOCK - 1)
-    outcomes = c.each(lambda f: agree(f, BLOCK - 1, 0, CLOSING))
+    outcomes = c.each(lambda f: agree(f, BLOCK - 1, 0, VoteKind.CLOSING))
 
     assert outcomes == [(0, ())] * RANKS
 
@@ -161,7 +161,7 @@ def test_the_vote_that_ends_a_call_carries_no_timings(job):
 def test_a_vote_with_timings_detects_ranks_at_different_steps():
     def vote(fabric):
         with pytest.raises(RuntimeError, match="different places"):
-            agree(fabric, fabric.rank, 0, STEPPING, (UNKNOWN,) * RANKS)
+            agree(fabric, fabric.rank, 0, VoteKind.STEPPING, (UNKNOWN,) * RANKS)
 
     with circle(RANKS) as c:
         c.each(vote)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tmd.trainer.session.optimizers import OptimizerHooks
+from tmd.trainer.session.optimizers import OptimizerHooks, Stage
 
 
 class Own(torch.amp.GradScaler):
@@ -31,7 +31,7 @@ class Job:
         self.model = nn.Linear(1, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         self.votes = 0
-        self.hooks = OptimizerHooks(self.vote, lambda _: None, lambda: 0, lambda: True)
+        self.hooks = OptimizerHooks(self.vote, lambda _: None, lambda: 0, lambda: Stage.COMPUTING)
         self.attach()
 
     def vote(self) -> None:
@@ -91,8 +91,8 @@ def test_other_scalers_have_no_hook(job: Job) -> None:
 AT_EXIT = """
 import torch
 from torch import nn
-from tmd.trainer.session.optimizers import OptimizerHooks
-hooks = OptimizerHooks(lambda: None, lambda _: None, lambda: 0, lambda: True)
+from tmd.trainer.session.optimizers import OptimizerHooks, Stage
+hooks = OptimizerHooks(lambda: None, lambda _: None, lambda: 0, lambda: Stage.COMPUTING)
 scaler = torch.amp.GradScaler("cpu")
 hooks.attach([], [], [scaler])
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from tests.trainer.standalone import Script, Voting
 from tests.twin.device import Twin
 from tmd.trainer import DataPlace, Session, StepResult
 from tmd.trainer.session.standalone import StandaloneHooks
+from tmd.trainer.worker.join import _end_as_lost
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +73,40 @@ def test_an_error_of_the_script_is_raised_out_of_its_part(script: Script) -> Non
         break
 
 
+def test_a_step_whose_second_closure_fails_never_counts() -> None:
+    """The first optimizer has run."""
+    script = Script(optimizers=2)
+
+    def fail() -> Tensor:
+        raise ValueError("mistake")
+
+    def take_step() -> None:
+        with script.session.step():
+            script.optimizers[0].step(script.closure(1.0))
+            with suppress(ValueError):
+                script.optimizers[1].step(fail)
+
+    for _ in script.session.batches([1.0]):
+        with pytest.raises(RuntimeError, match="SGD has failed in a step on whose update"):
+            take_step()
+        break
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError, 1), (SystemExit, 0)])
+def test_a_process_that_has_failed_in_a_step_ends_with_status_1(
+    error: type[BaseException], status: int, script: Script
+) -> None:
+    """Its script may have caught the error. What ends a process has a status of its own."""
+    for _ in script.session.batches([1.0]):
+        with suppress(error), script.session.step():
+            raise error
+        break
+    if (child := os.fork()) == 0:
+        _end_as_lost(script.session)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+
 def test_an_error_that_is_caught_within_the_step_changes_nothing(script: Script) -> None:
     """The parts that follow are called, and the step counts."""
 
@@ -114,6 +150,37 @@ def test_a_step_may_end_without_an_update(script: Script) -> None:
     assert script.weight == -5.0
 
 
+def test_no_optimizer_runs_after_an_update_was_left_out(script: Script) -> None:
+    """The other ranks have agreed that none does."""
+    for _ in script.session.batches([1.0]):
+        step = script.session.begin()
+        step.run(step.skip_update)
+        with pytest.raises(RuntimeError, match=r"an optimizer runs after step\.skip_update"):
+            step.run(script.optimizers[0].step, script.closure(1.0))
+        break
+    assert script.weight == 0.0
+
+
+def test_a_loop_around_a_generator_may_end_with_break(script: Script) -> None:
+    """What the generator yields within a step comes after its vote: the step counts."""
+
+    def trained() -> Iterator[float]:
+        for batch in script.session.batches([2.0, 3.0, 4.0]):
+            with script.session.step():
+                script.optimizers[0].step(script.closure(batch))
+                yield batch
+
+    evaluated: list[int] = []
+    evaluate = script.session.repeatable(lambda: evaluated.append(1), name="evaluate")
+    for batch in trained():
+        if batch == 3.0:
+            break
+    evaluate()
+
+    assert script.weight == -5.0
+    assert evaluated == [1]
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_script_that_goes_on_after_an_error_in_a_step_is_refused(
@@ -136,23 +203,31 @@ def test_a_script_that_goes_on_after_an_error_in_a_step_is_refused(
 
 
 class Failing(SGD):
-    """Has no memory left for its update."""
+    """Has no memory left for its first update."""
+
+    failed = False
 
     def step(self, closure: Any = None) -> Any:
-        raise torch.OutOfMemoryError("no memory")
+        if not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("no memory")
+        return super().step(closure)
 
 
 @pytest.mark.parametrize("in_block", [False, True])
-def test_a_step_whose_optimizer_fails_never_counts(in_block: bool) -> None:
-    """Though the script catches the error: other ranks have updated their weights."""
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_step_whose_optimizer_fails_never_counts(in_block: bool, calls: int) -> None:
+    """Though the script catches the error, and even if it calls the optimizer again: an update may
+    have been made in part."""
     session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
     optimizer = Failing(model.parameters(), lr=1.0)
     session.register(model=model, optimizer=optimizer)
 
     def train() -> None:
         model(torch.ones(1)).sum().backward()
-        with suppress(torch.OutOfMemoryError):
-            optimizer.step()
+        for _ in range(calls):
+            with suppress(torch.OutOfMemoryError):
+                optimizer.step()
 
     def take_step() -> None:
         if in_block:

@@ -17,7 +17,7 @@ from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.checkpoints.staging import StagedState
 from tmd.trainer.protocol.frames import Unit
 from tmd.trainer.protocol.outbox import Outbox
-from tmd.trainer.session.optimizers import OptimizerHooks
+from tmd.trainer.session.optimizers import OptimizerHooks, Stage
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.replicas import all_different
 from tmd.trainer.state.state import Registry
@@ -91,7 +91,10 @@ def test_a_step_may_run_in_a_stream_of_its_own(reader: Reader, ordered: bool) ->
         with twin.stream("training"):
             script = Script()
         hooks = OptimizerHooks(
-            vote=lambda: None, applying=lambda _: None, calls=lambda: 0, in_step=lambda: True
+            vote=lambda: None,
+            applying=lambda _: None,
+            calls=lambda: 0,
+            stage=lambda: Stage.COMPUTING,
         )
         hooks.attach([script.optimizer], [script.optimizer], [])
         with twin.stream("training"):

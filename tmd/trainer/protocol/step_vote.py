@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import TypeVar
 
 from msgspec import msgpack
@@ -14,9 +15,19 @@ from tmd.fabric import Fabric
 
 T = TypeVar("T")
 
-STEPPING, CLOSING, REPEATING = 0, 1, 2
-"""Kinds of vote: on a step, on the end of a ``batches()`` call, on a repeatable function. Only the
-first may agree on a switch, which needs a boundary: none may follow the others."""
+
+class VoteKind(IntEnum):
+    """What ranks vote on. Only those on steps may agree on a switch, which needs a boundary: none
+    may follow the others."""
+
+    STEPPING = 0
+    """A step whose optimizer runs next."""
+    CLOSING = 1
+    """The end of a ``batches()`` call."""
+    REPEATING = 2
+    """A repeatable function."""
+    SKIPPING = 3
+    """A step without an update."""
 
 
 def ticket(membership: Membership) -> int:
@@ -33,7 +44,7 @@ def ticket(membership: Membership) -> int:
 
 
 def agree(
-    fabric: Fabric, step: int, armed: int, kind: int, shares: Sequence[int] = ()
+    fabric: Fabric, step: int, armed: int, kind: VoteKind, shares: Sequence[int] = ()
 ) -> tuple[int, tuple[int, ...]]:
     """Vote ok for ``step``; returns the ticket for which all ranks are armed, or 0.
 
@@ -50,8 +61,8 @@ def agree(
     if place != mine:
         raise RuntimeError(
             f"ranks are at different places (steps {place[0]} to {-place[1]}): every rank must run "
-            "the same number of steps in each batches() call, and the same repeatable functions "
-            "between them"
+            "the same number of steps in each batches() call, leave out the update of the same "
+            "ones, and run the same repeatable functions between them"
         )
     return least if least == -most else 0, tuple(rest[len(mine) :])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -15,6 +17,15 @@ from tmd.torch_private.optimizers import call_after_scaled_step
 log = logging.getLogger("tmd.trainer")
 
 
+class Stage(Enum):
+    """How far the present step is."""
+
+    OUTSIDE = auto()
+    """None has begun."""
+    COMPUTING = auto()
+    VOTED = auto()
+
+
 class OptimizerHooks:
     """Pre- and post-hooks of the registered optimizers.
 
@@ -22,7 +33,7 @@ class OptimizerHooks:
         vote: called before each optimizer runs; votes once per step.
         applying: called after the vote, when the optimizer is about to run.
         calls: number of collectives and messages that the script has called.
-        in_step: whether a step has begun and not ended.
+        stage: returns how far the present step is.
     """
 
     def __init__(
@@ -30,17 +41,17 @@ class OptimizerHooks:
         vote: Callable[[], None],
         applying: Callable[[torch.optim.Optimizer], None],
         calls: Callable[[], int],
-        in_step: Callable[[], bool],
+        stage: Callable[[], Stage],
     ) -> None:
-        self._vote, self._applying, self._calls, self._in_step = vote, applying, calls, in_step
+        self._vote, self._applying, self._calls, self._stage = vote, applying, calls, stage
         self._ran_at: int | None = None
         """Number of calls when the latest optimizer of this step ended; ``None`` before that."""
         self._applied: list[Queued] = []
         """What the optimizers of this step have queued on a device."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
-        self._running: dict[int, str] = {}
-        """Types of those that have begun in this step and have not ended, by identity."""
+        self._running: Counter[str] = Counter()
+        """By type, how many calls have begun in this step, voted, and have not ended."""
 
     def attach(
         self,
@@ -70,9 +81,9 @@ class OptimizerHooks:
 
     def check_complete(self) -> None:
         """Raises RuntimeError: an optimizer has begun in this step, and failed."""
-        for name in self._running.values():
+        if failed := [name for name, calls in self._running.items() if calls > 0]:
             raise RuntimeError(
-                f"{name} has failed in a step on whose update all "
+                f"{', '.join(failed)} has failed in a step on whose update all "
                 "ranks have agreed, so that the weights of this worker may differ from theirs. Let "
                 "the error end the script: the rank is then replaced"
             )
@@ -91,7 +102,9 @@ class OptimizerHooks:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        changed = None
+        changed, name = None, type(optimizer).__name__
+        later = self._stage() is Stage.VOTED
+        self._running[name] += later
         if closure is not None:
             # Its backward pass sums gradients, and the vote must come after that.
             with torch.enable_grad():
@@ -100,27 +113,28 @@ class OptimizerHooks:
                 changed = (args[0], lambda: loss, *args[2:]), kwargs
             else:
                 changed = args, {**kwargs, "closure": lambda: loss}
-        if self._in_step() and self._ran_at not in (None, self._calls()):
+        in_step = self._stage() is not Stage.OUTSIDE
+        if in_step and self._ran_at not in (None, self._calls()):
             raise RuntimeError(
-                f"{type(optimizer).__name__} runs after collectives or messages that followed "
+                f"{name} runs after collectives or messages that followed "
                 "another optimizer of the same step: if a rank is lost in them, some parameters "
                 "are updated and others are not. Before the first optimizer runs, compute, "
                 "unscale and clip the gradients of all; or give each optimizer a batch and a "
                 "session.step() of its own"
             )
-        if self._in_step() and id(optimizer) not in self._seen:
+        if in_step and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             _warn_without_gradients(optimizer)
         self._vote()
         self._applying(optimizer)
-        self._running[id(optimizer)] = type(optimizer).__name__
+        self._running[name] += not later
         return changed
 
     def _scaled(self) -> None:
         self._vote()
 
     def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._running.pop(id(optimizer), None)
+        self._running[type(optimizer).__name__] -= 1
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._ran_at = self._calls()

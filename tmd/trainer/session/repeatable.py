@@ -89,6 +89,7 @@ class Repeatables:
             RuntimeError: not between a step and the next batch, or the second one there.
         """
         feed = self._cycle.feed
+        self._cycle.check_failed()
         if not self.begun or self._cycle.is_open:
             raise RuntimeError(
                 f"call {name}() between two steps, inside or after session.batches()"

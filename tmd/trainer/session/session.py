@@ -90,18 +90,19 @@ class Session:
 
     @property
     def shadowing(self) -> bool:
-        """Whether this is a standby's step, which is never committed.
-
-        A standby may shadow any rank. A script should print and save only while this is false,
-        even on rank 0.
-        """
+        """Whether this is a standby's step, which is never committed: print and save only while
+        this is false, even on rank 0, since a standby may shadow any rank."""
         return self._hooks.shadowing
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error of the script has left a training step."""
+        return self._cycle.failed
 
     @property
     def skipped(self) -> bool:
         """Whether the latest ``batches`` call did not run to its end here: the checkpoint, or the
-        rank that this worker took, is in a later call; also during the loop and after a ``break``.
-        """
+        rank that this worker took, is in a later call; also in the loop and after a ``break``."""
         return self._loop.skipped
 
     @property
@@ -384,9 +385,8 @@ class Session:
         return Step(self._cycle)
 
     def begin(self) -> Step:
-        """Begin a step without a ``with`` block, for a loop that one does not own.
-
-        Run its parts by :meth:`Step.run`, and end it by :meth:`Step.end`.
+        """Begin a step without a ``with`` block, for a loop that one does not own: run its parts by
+        :meth:`Step.run`, and end it by :meth:`Step.end`.
 
         Raises:
             RuntimeError: not inside ``batches``, or inside one with ``leave_early``.

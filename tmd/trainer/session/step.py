@@ -54,12 +54,17 @@ class Step:
         self._cycle.record(loss)
 
     def skip_update(self) -> None:
-        """Let the step end without an update, so that no optimizer has to run in it.
+        """Vote on the step, in which no optimizer runs: call it where the optimizer would run.
 
-        All ranks call it for the same batch, for example after a loss that is not finite. The step
-        is voted on and counted as any other one.
+        All ranks call it for the same batch, for example after a loss that is not finite on one of
+        them. The step counts as any other one. Without a ``with`` block call
+        ``step.run(step.skip_update)``.
+
+        Raises:
+            RuntimeError: other ranks run an optimizer in this step.
         """
-        self._cycle.skip_update()
+        if self.result is None:
+            self._cycle.skip_update()
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call ``function``, a part of the step. Returns ``None`` if the step is spoilt.
@@ -109,6 +114,9 @@ class Step:
             return kind is None or issubclass(kind, Exception)
         if kind is None or error is None:
             self.end()
+        elif kind is GeneratorExit and self._cycle.outcome is not None:
+            self.end()  # the step has voted, and a loop around a generator has ended by `break`
+            return False
         elif self._is_spoilt_by(kind):
             self._end_early(kind)
         else:

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from tmd.core.values.reasons import in_words
+from tmd.trainer.protocol.step_vote import VoteKind
 from tmd.trainer.session.hooks import Interrupted, Partial, StepHooks, VoteOutcome
-from tmd.trainer.session.optimizers import OptimizerHooks
+from tmd.trainer.session.optimizers import OptimizerHooks, Stage
 from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
@@ -33,7 +34,7 @@ class StepCycle:
         self.hooks = hooks
         self._trace, self._settle = trace, settle
         self._optimizers = OptimizerHooks(
-            self._decide_to_apply, hooks.applying, lambda: hooks.calls, lambda: self._open
+            self._decide_to_apply, hooks.applying, lambda: hooks.calls, self._stage
         )
         self._local: LocalState | None = None
         self.feed: Feed | None = None
@@ -50,6 +51,8 @@ class StepCycle:
         """Whether a step has begun and not ended."""
         self._failure = ""
         """The error with which the script has left a training step; empty if none."""
+        self.failed = False
+        """Whether that error was none that ends a process, as SystemExit is."""
         self._skips_update = False
         """Whether the present step ends without an update."""
         self._trains = True
@@ -69,6 +72,11 @@ class StepCycle:
         self._computed = 0
         """Training steps that this process has computed to their end."""
         self._last_commit = time.monotonic()
+
+    def _stage(self) -> Stage:
+        if not self._open:
+            return Stage.OUTSIDE
+        return Stage.COMPUTING if self.outcome is None else Stage.VOTED
 
     def watch(self, registry: Registry, local: LocalState) -> None:
         """Vote before the optimizers of ``registry``."""
@@ -102,8 +110,11 @@ class StepCycle:
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     def skip_update(self) -> None:
-        """No optimizer has to run in the present step."""
-        self._skips_update = True
+        """Vote on the present step, in which no optimizer runs. Raises Interrupted."""
+        self._check_trains()
+        if self._open and self.outcome is None:
+            self._skips_update = True
+            self.decide()
 
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:
         """The script begins to compute a step for ``rank``, one of several that it holds."""
@@ -125,8 +136,8 @@ class StepCycle:
         self._pass, self.outcome = None, VoteOutcome.SHADOW
         self.close()
 
-    def check_ended(self) -> None:
-        """Raises RuntimeError: a step has begun and not ended, or the script has failed in one."""
+    def check_failed(self) -> None:
+        """Raises RuntimeError: the script has left a training step with an error."""
         if self._failure:
             raise RuntimeError(
                 f"the script goes on after an error in a training step: {self._failure}. Other "
@@ -135,6 +146,10 @@ class StepCycle:
                 "and the step repeated. To leave out the update for a batch, call "
                 "step.skip_update() on all ranks"
             )
+
+    def check_ended(self) -> None:
+        """Raises RuntimeError: a step has begun and not ended, or the script has failed in one."""
+        self.check_failed()
         if self._open:
             raise RuntimeError(
                 "a step of session.begin() was not ended: call step.end() before the next step "
@@ -149,7 +164,7 @@ class StepCycle:
         """The script has left the step with ``error``, and must not go on with another one."""
         self._open = False
         if self._trains:
-            self._failure = in_words(error)
+            self._failure, self.failed = in_words(error), isinstance(error, Exception)
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
@@ -183,11 +198,16 @@ class StepCycle:
         return votes_later and settled and self.hooks.health.known_broken
 
     def _decide_to_apply(self) -> None:
+        self._check_trains()
+        if self._open and self._skips_update:
+            raise RuntimeError("an optimizer runs after step.skip_update() in the same step")
+        self.decide()
+
+    def _check_trains(self) -> None:
         if self._open and not self._trains:
             raise RuntimeError(
                 "an optimizer runs in a function of session.repeatable(): train in session.step()"
             )
-        self.decide()
 
     def decide(self, *, skipped: bool = False) -> None:
         """Vote, unless this step has voted. Raises Interrupted.
@@ -198,7 +218,9 @@ class StepCycle:
             assert self._local is not None
             self._settle()
             self._trace.computed()
-            self._computed += self._trains and self._pass is None
+            self._computed += self._trains and self._pass is None and not self._skips_update
+            if self.spoilt:
+                raise Interrupted  # a further step of a batch that comes again
             if self._trains and not skipped:
                 self._local.at_vote()
             if self._registry is not None:
@@ -210,10 +232,16 @@ class StepCycle:
                 raise Interrupted
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
-            self.outcome = self.hooks.vote(self._local, trains=self._trains)
+            self.outcome = self.hooks.vote(self._local, self._kind)
             if self.outcome is VoteOutcome.COMMIT:
                 # Little is queued on the device here. After the optimizer it would be busy again.
                 self._read_loss()
+
+    @property
+    def _kind(self) -> VoteKind:
+        if not self._trains:
+            return VoteKind.REPEATING
+        return VoteKind.SKIPPING if self._skips_update else VoteKind.STEPPING
 
     def _read_loss(self) -> float | None:
         """The loss as a number; waits once for the device that holds it."""
@@ -259,7 +287,7 @@ class StepCycle:
 
     def _check_update(self) -> None:
         """Raises RuntimeError: no optimizer has run in a training step, and nothing says why."""
-        if not self._trains or self._skips_update:
+        if not self._trains:
             return
         if not self._scaled:
             raise RuntimeError(

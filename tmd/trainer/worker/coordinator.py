@@ -23,7 +23,7 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
-from tmd.trainer.protocol.step_vote import CLOSING, REPEATING, STEPPING, agree, gather
+from tmd.trainer.protocol.step_vote import VoteKind, agree, gather
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
@@ -170,22 +170,21 @@ class Coordinator:
         self._parts.sources.in_step = trains
         self._parts.continuation.begin_step(trains=trains)
 
-    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
-        """Whether this step is committed. If it ``trains``, an optimizer runs next.
-        Raises Interrupted if it must be repeated."""
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+        """Whether this step is committed. Raises Interrupted if it must be repeated."""
         if self._known is not None and self._fabric.step.come_to_vote():
             raise Interrupted
         if self.idle:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
             raise Interrupted  # another attempt with the same batch: the previous one broke
-        while not self._won(local, trains=trains):
+        while not self._won(local, kind):
             if not self._parts.continuation.goes_on():
                 raise Interrupted
         self._fabric.step.voted()
         return VoteOutcome.COMMIT
 
-    def _won(self, local: LocalState, *, trains: bool) -> bool:
+    def _won(self, local: LocalState, kind: VoteKind) -> bool:
         """Vote once; returns whether the step is committed."""
         self._fabric.settle()
         parts, status = self._parts, self.status
@@ -202,9 +201,9 @@ class Coordinator:
             # This worker does not vote. If it is a hot standby, its rank may have voted.
             return can_stand_in(self._following) and self._rolls_forward()
         waits = partial(must_wait, self._fabric, parts.sources, status.step)
-        armed = self._arming.begin_vote(lambda order: not trains or waits(order))
+        repeats = kind is VoteKind.REPEATING
+        armed = self._arming.begin_vote(lambda order: repeats or waits(order))
         try:
-            kind = STEPPING if trains else REPEATING
             agreed, result = agree(self._fabric, self.status.step, armed, kind, ballot)
         except LinkError:
             self._arming.end_vote(0)
@@ -214,7 +213,7 @@ class Coordinator:
         parts.continuation.voted(result[1])
         self._pacing.voted(status, result[2:])
         if self._following is not None:
-            self._following.voted(agreed, trained=trains)
+            self._following.voted(agreed, trained=kind is VoteKind.STEPPING)
         else:
             parts.snapshots.voted(result[0])
         return True
@@ -267,7 +266,7 @@ class Coordinator:
         if self._parts.recovery.is_refuted():
             return False
         try:
-            agree(self._fabric, self.status.step, 0, CLOSING)
+            agree(self._fabric, self.status.step, 0, VoteKind.CLOSING)
         except LinkError:
             if self._following is not None:
                 return False

@@ -80,8 +80,23 @@ def join() -> Session:
     environment.settle(_place(endpoint, status.world_size), seen)
     # A process that is ending must not look like a silent one.
     atexit.register(coordinator.close)
-    _Process.session = Session(coordinator, _trace(status.worker))
-    return _Process.session
+    session = _Process.session = Session(coordinator, _trace(status.worker))
+    atexit.register(_end_as_lost, session)
+    return session
+
+
+def _end_as_lost(session: Session) -> None:
+    """End this process at once and with status 1 if the script has failed in a training step: it
+    may have caught the error, and status 0 would end the whole job."""
+    if not session.failed:
+        return
+    log.error(
+        "the script ends after an error in a training step: this process exits with status 1, so "
+        "that the rank is replaced"
+    )
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
