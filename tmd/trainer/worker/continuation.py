@@ -51,6 +51,23 @@ class FinishingParts(NamedTuple):
     recovery: Recovery
 
 
+class Decided:
+    """Whether a plan has decided on a hot standby, which had the directive ``before``.
+
+    The standby holds its state while the plan is made. If the same directive comes again, the rank
+    lives, and the standby is to follow it as before.
+    """
+
+    def __init__(self, before: Directive) -> None:
+        self._before, self._held = before, False
+
+    def __call__(self, directive: Directive) -> bool:
+        if isinstance(directive, HoldState):
+            self._held = True
+            return False
+        return self._held or directive != self._before
+
+
 class Continuation:
     """Owns a thread for each suspended step."""
 
@@ -220,9 +237,7 @@ class Continuation:
             return None
         if self._reporter.status.activity is not Activity.STANDBY:
             self._driver.report_standing_by(following, undecided=False)
-        directive = self._agent.wait_a_while(
-            lambda d: d != following.directive and not isinstance(d, HoldState), LONGEST_S
-        )
+        directive = self._agent.wait_a_while(Decided(following.directive), LONGEST_S)
         if not self._may_finish(directive, following.step):
             return None
         began = time.monotonic()
