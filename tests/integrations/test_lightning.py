@@ -201,16 +201,16 @@ def test_a_monitored_value_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatc
         fit(small(), limit_val_batches=0, **stop)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_workers_that_would_share_a_gpu_are_refused(workers: int) -> None:
-    """Lightning itself compares only the numbers of the whole job, which tmd knows better."""
+@pytest.mark.parametrize(("workers", "seen"), [(1, 8), (2, 8), (8, 2), (3, 8)])
+def test_workers_that_would_share_a_gpu_are_refused(workers: int, seen: int) -> None:
+    """Unless the host has no other ones, or shows each worker its own."""
     from tmd.integrations.lightning.refused import refuse_shared_devices
 
-    refuse_shared_devices([torch.device("cpu")], workers)
+    refuse_shared_devices([torch.device("cpu")], workers, 0)
     two = [torch.device("cuda", number) for number in range(2)]
-    context = pytest.raises(Exception, match=r"2 GPUs for the 3 workers of a host: give devices")
-    with context if workers > 2 else nullcontext():
-        refuse_shared_devices(two, workers)
+    context = pytest.raises(Exception, match=r"2 of 8 GPUs for the 3 workers of a host: give dev")
+    with context if workers == 3 else nullcontext():
+        refuse_shared_devices(two, workers, seen)
 
 
 def test_a_validation_that_breaks_leaves_no_sum_in_a_metric() -> None:
@@ -221,8 +221,9 @@ def test_a_validation_that_breaks_leaves_no_sum_in_a_metric() -> None:
     module.mean, module.all = MeanMetric(), CatMetric()
     loop = fit(module).fit_loop
     metrics: list[Any] = [module.mean, module.all]
+    weight = torch.ones((), requires_grad=True)
     for each in metrics:
-        each.update(1.0)
+        each(weight * 1.0)  # as in a training step, with a graph
 
     def validate() -> None:
         for each in metrics:

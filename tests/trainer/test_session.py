@@ -93,13 +93,22 @@ def test_a_step_whose_second_closure_fails_never_counts() -> None:
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError, 1), (SystemExit, 0)])
+@pytest.mark.parametrize("in_block", [True, False])
 def test_a_process_that_has_failed_in_a_step_ends_with_status_1(
-    error: type[BaseException], status: int, script: Script
+    error: type[BaseException], status: int, in_block: bool, script: Script
 ) -> None:
     """Its script may have caught the error. What ends a process has a status of its own."""
+
+    def fail() -> None:
+        raise error
+
     for _ in script.session.batches([1.0]):
-        with suppress(error), script.session.step():
-            raise error
+        with suppress(error):
+            if in_block:
+                with script.session.step():
+                    fail()
+            else:
+                script.session.begin().run(fail)
         break
     if (child := os.fork()) == 0:
         _end_as_lost(script.session)
@@ -121,6 +130,7 @@ def test_an_error_that_is_caught_within_the_step_changes_nothing(script: Script)
             step.run(fail)
         assert step.run(lambda: "later") == "later"
         assert step.end() is StepResult.COMMITTED
+        assert not script.session.failed
         positions.append(script.session.position.index)
 
     assert positions == [1, 2]

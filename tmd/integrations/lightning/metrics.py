@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 OF_A_SUM = (
@@ -21,7 +20,7 @@ class MetricSums:
 
     def __init__(self, module: nn.Module) -> None:
         metrics = [each for each in module.modules() if isinstance(each, Metric)]
-        self._kept = [(each, copy.deepcopy(_sums(each))) for each in metrics]
+        self._kept = [(each, _sums(each)) for each in metrics]
 
     def put_back(self) -> None:
         """Give all metrics the copies. May be called once."""
@@ -31,4 +30,15 @@ class MetricSums:
 
 def _sums(metric: Metric) -> dict[str, Any]:
     names = (*metric._defaults, *OF_A_SUM)
-    return {name: vars(metric)[name] for name in names if name in vars(metric)}
+    return {name: _copied(vars(metric)[name]) for name in names if name in vars(metric)}
+
+
+def _copied(value: Any) -> Any:
+    """Without the graph that computed it, which a metric of a training step may hold."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return value

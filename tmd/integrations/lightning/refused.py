@@ -66,12 +66,21 @@ def refuse(trainer: Trainer) -> None:
     _raise(reason)
 
 
-def refuse_shared_devices(devices: Sequence[torch.device], workers: int) -> None:
-    """Refuse fewer GPUs than this host has ``workers``. Raises MisconfigurationException."""
-    if devices and devices[0].type == "cuda" and len(devices) < workers:
+def refuse_shared_devices(devices: Sequence[torch.device], workers: int, seen: int) -> None:
+    """Refuse that the ``workers`` of this host share GPUs although it has more.
+
+    Args:
+        devices: those that the trainer was given.
+        workers: number of workers on this host.
+        seen: number of GPUs that this process sees.
+
+    Raises:
+        MisconfigurationException: they would share one.
+    """
+    if devices and devices[0].type == "cuda" and len(devices) < min(workers, seen):
         _raise(
-            f"Trainer(devices=...) with {len(devices)} GPUs for the {workers} workers of a host: "
-            "give devices='auto'"
+            f"Trainer(devices=...) with {len(devices)} of {seen} GPUs for the {workers} workers of "
+            "a host: give devices='auto'"
         )
 
 

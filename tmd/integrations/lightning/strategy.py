@@ -120,7 +120,8 @@ class TmdStrategy(DDPStrategy):
         if not dist.is_initialized():
             refuse_loggers(trainer)
             workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            refuse_shared_devices(self.parallel_devices or (), workers)
+            seen = torch.cuda.device_count()
+            refuse_shared_devices(self.parallel_devices or (), workers, seen)
             dist.init_process_group("tmd")
 
     def setup(self, trainer: pl.Trainer) -> None:

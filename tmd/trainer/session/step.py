@@ -78,6 +78,7 @@ class Step:
             return function(*args, **kwargs)
         except BaseException as error:
             if not self._is_spoilt_by(type(error)):
+                self._cycle.leave_part(error)
                 raise
             self._end_early(type(error))
             return None

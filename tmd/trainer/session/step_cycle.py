@@ -51,8 +51,9 @@ class StepCycle:
         """Whether a step has begun and not ended."""
         self._failure = ""
         """The error with which the script has left a training step; empty if none."""
-        self.failed = False
-        """Whether that error was none that ends a process, as SystemExit is."""
+        self._ends_badly = False
+        """Whether the script has left a training step with an error, or a part of one that it has
+        not ended; not with one that ends a process, such as SystemExit."""
         self._skips_update = False
         """Whether the present step ends without an update."""
         self._trains = True
@@ -91,7 +92,7 @@ class StepCycle:
         assert self._local is not None
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
-        self._loss, self._skips_update = None, False
+        self._loss, self._skips_update, self._ends_badly = None, False, False
         late = self._local.changed_since_vote()
         if late and self.hooks.rank == 0:
             self._warn(
@@ -164,7 +165,17 @@ class StepCycle:
         """The script has left the step with ``error``, and must not go on with another one."""
         self._open = False
         if self._trains:
-            self._failure, self.failed = in_words(error), isinstance(error, Exception)
+            self._failure = in_words(error)
+            self.leave_part(error)
+
+    def leave_part(self, error: BaseException) -> None:
+        """A part of the step has raised ``error``. The script may go on with the next one."""
+        self._ends_badly = self._trains and isinstance(error, Exception)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the script has left a training step with an error, and has not ended it."""
+        return self._ends_badly and (self._open or bool(self._failure))
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""

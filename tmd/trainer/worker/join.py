@@ -90,13 +90,17 @@ def _end_as_lost(session: Session) -> None:
     may have caught the error, and status 0 would end the whole job."""
     if not session.failed:
         return
-    log.error(
-        "the script ends after an error in a training step: this process exits with status 1, so "
-        "that the rank is replaced"
-    )
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(1)
+    try:
+        log.error(
+            "the script ends after an error in a training step: this process exits with status 1, "
+            "so that the rank is replaced. To end training early, leave the loop by 'break' after "
+            "the step, or call sys.exit()"
+        )
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(1)  # even if a stream is closed
 
 
 def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
