@@ -33,7 +33,7 @@ def is_won(driver: ShadowDriver, agent: Agent, reporter: StatusReporter) -> bool
     """Wait for the plan; returns whether a rank has committed the step.
 
     Raises:
-        Interrupted: no plan came in time.
+        Interrupted: no plan came in time, or it leaves the rank where it is.
     """
     following = driver.following
     if following is None or not isinstance(following.directive, ShadowRank):
@@ -47,6 +47,6 @@ def is_won(driver: ShadowDriver, agent: Agent, reporter: StatusReporter) -> bool
     if isinstance(directive, Sync) and directive.resume == following.step + 1:
         return True
     reporter.update(undecided=False)
-    if directive is None:
+    if directive is None or directive == following.directive:
         raise Interrupted
     return False
