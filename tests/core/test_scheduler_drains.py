@@ -73,7 +73,7 @@ def test_there_is_room_for_fewer_hosts_than_open_the_breaker():
 
     assert found.drain == (("n1", "s: x"),)
     assert found.waiting[0].startswith("host n2 is not drained yet: of 3 hosts no more than 1 ")
-    assert "drained for S at once" in found.waiting[0]
+    assert "drained for S at the same time" in found.waiting[0]
 
 
 def test_hosts_with_a_rank_or_a_request_are_known_without_a_heartbeat():
