@@ -133,57 +133,44 @@ def expected(size: int, how: Reduction, dtype: torch.dtype, length: int = LENGTH
     return bits(tensors[0])
 
 
-def run_until(
-    mesh: Mesh, lost: int, all_parts: list[Parts], how: Reduction, end: type[Op]
+def carried_out(
+    all_parts: list[Parts],
+    act: Callable[[Op, Parts], object],
+    lost: int | None = None,
+    end: type[Op] = Op,
 ) -> list[bool]:
-    """Run on all; rank ``lost`` ends. Every rank that finds a broken link leaves, as in a job.
-    Returns by rank whether it has completed the operation."""
-
-    def act(rank: int) -> bool:
-        parts = all_parts[rank]
-        try:
-            op = mesh.of(rank, end if rank == lost else Op)
-            halving.allreduce(op, parts.flat, how, parts)
-            parts.completed()
-        except (LinkError, Killed):
-            mesh.leave(rank)
-            return False
-        return True
-
-    found = on_all(len(all_parts), act)
-    mesh.close()
-    return found
-
-
-def finish_until(
-    mesh: Mesh, lost: int, all_parts: list[Parts], how: Reduction, end: type[Op]
-) -> None:
-    """Finish it on all; rank ``lost`` ends meanwhile. Nobody completes it."""
-
-    def act(rank: int) -> None:
-        try:
-            finish_one(mesh.of(rank, end if rank == lost else Op), all_parts[rank], how)
-        except (LinkError, Killed):
-            mesh.leave(rank)
-
-    on_all(len(all_parts), act)
-    mesh.close()
-
-
-def finish(all_parts: list[Parts], how: Reduction) -> list[bool]:
-    """Finish it in a new epoch; returns by rank whether that is possible."""
+    """Run ``act`` for each rank, in a new epoch. Rank ``lost`` ends, and every rank that finds a
+    broken link leaves, as in a job. Returns by rank whether it has come to the end of ``act``."""
     mesh = Mesh(len(all_parts))
 
-    def act(rank: int) -> bool:
+    def one(rank: int) -> bool:
         try:
-            finish_one(mesh.of(rank), all_parts[rank], how)
-        except LinkError:
+            act(mesh.of(rank, end if rank == lost else Op), all_parts[rank])
+        except (LinkError, Killed):
+            mesh.leave(rank)
             return False
         return True
 
-    found = on_all(len(all_parts), act)
+    found = on_all(len(all_parts), one)
     mesh.close()
     return found
+
+
+def run_until(lost: int, all_parts: list[Parts], how: Reduction, end: type[Op]) -> list[bool]:
+    """Run it on all; rank ``lost`` ends. Returns by rank whether it has completed it."""
+
+    def act(op: Op, parts: Parts) -> None:
+        halving.allreduce(op, parts.flat, how, parts)
+        parts.completed()
+
+    return carried_out(all_parts, act, lost, end)
+
+
+def finish(
+    all_parts: list[Parts], how: Reduction, lost: int | None = None, end: type[Op] = Op
+) -> list[bool]:
+    """Finish it; rank ``lost`` ends meanwhile. Returns by rank whether that is possible."""
+    return carried_out(all_parts, lambda op, parts: finish_one(op, parts, how), lost, end)
 
 
 def broken_and_finished(
@@ -192,7 +179,7 @@ def broken_and_finished(
     """Break it by the loss of rank ``lost``, and finish it with a worker that has only inputs.
     Returns by rank whether that was possible, and the bits that it has then."""
     all_parts = [parts_of(rank, dtype, length) for rank in range(size)]
-    run_until(Mesh(size), lost, all_parts, how, end)
+    run_until(lost, all_parts, how, end)
     all_parts[lost] = parts_of(lost, dtype, length)
     return finish(all_parts, how), [bits(parts.flat) for parts in all_parts]
 
@@ -268,7 +255,7 @@ def test_a_result_that_scripts_have_changed_is_given_to_nobody(size: int, change
     """All survivors have completed it. If all have changed it, all find that out."""
     how = reduction(ReduceOp.SUM, torch.float32, "all_reduce")
     all_parts = [parts_of(rank, torch.float32) for rank in range(size)]
-    run_until(Mesh(size), size - 1, all_parts, how, Op)
+    run_until(size - 1, all_parts, how, Op)
     lost = size - 1
     all_parts[lost] = parts_of(lost, torch.float32)
     for parts in all_parts[: lost if changed else 0]:
@@ -363,7 +350,7 @@ def test_partial_sums_are_what_the_rank_says(size: int) -> None:
     """Whatever is in the tensor once it has broken: its input, a sum of some ranks, or a result."""
     how = reduction(ReduceOp.SUM, torch.int16, "all_reduce")
     all_parts = [parts_of(rank, torch.int16) for rank in range(size)]
-    run_until(Mesh(size), 0, all_parts, how, dying(1, 4000))
+    run_until(0, all_parts, how, dying(1, 4000))
     summed = 0
     for rank, parts in enumerate(all_parts):
         holding = parts.holding()
@@ -402,10 +389,10 @@ def test_several_losses_change_no_bit(
     all_parts = [parts_of(rank, torch.float32) for rank in range(size)]
     ends = [dying(*each) for each in zip(messages, sent, strict=False)]
     victims = [rank for rank in lost if rank < size]
-    complete = run_until(Mesh(size), victims[0], all_parts, how, ends[0])
+    complete = run_until(victims[0], all_parts, how, ends[0])
     all_parts[victims[0]] = parts_of(victims[0], torch.float32)
     for victim, end in zip(victims[1:], ends[1:], strict=False):
-        finish_until(Mesh(size), victim, all_parts, how, end)
+        finish(all_parts, how, victim, end)
         all_parts[victim] = parts_of(victim, torch.float32)
 
     found = finish(all_parts, how)

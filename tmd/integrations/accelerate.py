@@ -32,8 +32,8 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
     The accelerator reports the rank that this worker holds now.
 
     Raises:
-        ValueError: the loader cannot be divided anew: it broadcasts random generators or batches.
-            Or an optimizer has other weights in evaluations.
+        ValueError: the loader cannot be divided anew, since it broadcasts random generators or
+            batches, or an optimizer changes all parameters for an evaluation.
     """
     refuse_switching(accelerator._optimizers)
     count = accelerator.gradient_accumulation_steps
@@ -44,8 +44,8 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
 
 
 def refuse_switching(optimizers: Iterable[Any]) -> None:
-    """Refuse optimizers that change all parameters for an evaluation, as schedule-free ones do: a
-    loss there would leave the weights of the evaluation.
+    """Refuse optimizers that change all parameters for an evaluation, as schedule-free ones do: if
+    a rank is lost there, training would go on with the parameters of the evaluation.
 
     Raises:
         ValueError: one of these ``optimizers`` of an accelerator does so.
@@ -59,8 +59,8 @@ def refuse_switching(optimizers: Iterable[Any]) -> None:
 
 
 def begin_step(accelerator: Accelerator) -> None:
-    """Forget that an optimizer was called in a step that has broken: its scaler would not notice an
-    overflow in the next one."""
+    """Clear the mark that a broken step leaves on its optimizers: with it, an overflow in the next
+    step would go unnoticed."""
     for each in accelerator._optimizers:
         each._accelerate_step_called = False
 

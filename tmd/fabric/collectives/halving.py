@@ -187,8 +187,8 @@ def _swap(
 
     ``digest``: of ``own``. Both send one in the first swap, so that two ranks have it: if one of
     them is lost, the other can still tell whether the script has changed the part. A rank that
-    keeps no parts sends zeros. Whether it keeps them is its own affair, and the length of a message
-    must not depend on it.
+    keeps no parts sends zeros: ranks may differ in that, and the length of a message must not
+    depend on it.
     """
     give = view(flat[slice(*own)]), memoryview(digest)
     received = bytearray(len(digest))

@@ -91,7 +91,7 @@ class Parts:
 
     def begin_sum(self, start: int, ranks: int) -> GrowingSum:
         """Begin a part at element ``start`` that becomes the sum of the inputs of ``ranks`` ranks,
-        but not of all."""
+        which are not all."""
         self._sums.append(GrowingSum(start, ranks))
         return self._sums[-1]
 

@@ -48,15 +48,8 @@ def refuse(trainer: Trainer) -> None:
         for kind, why in REFUSED.items():
             if isinstance(callback, kind):
                 reason = f"{type(callback).__name__}: {why}"
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
-            reason = "ModelCheckpoint(train_time_interval=...): use every_n_train_steps"
-        if isinstance(callback, ModelCheckpoint) and callback.save_last == "link":
-            reason = "ModelCheckpoint(save_last='link'): give save_last=True"
-        if isinstance(callback, ModelCheckpoint) and getattr(callback, "save_on_exception", False):
-            reason = (
-                "ModelCheckpoint(save_on_exception=True): a worker that leaves would wait for the "
-                "other ranks: give TmdStrategy(checkpoints=...)"
-            )
+        if isinstance(callback, ModelCheckpoint):
+            reason = _refused_setting(callback) or reason
     if not trainer.lightning_module.automatic_optimization:
         reason = "automatic_optimization=False: let Lightning call the optimizer"
     elif trainer.reload_dataloaders_every_n_epochs:
@@ -66,8 +59,22 @@ def refuse(trainer: Trainer) -> None:
     _raise(reason)
 
 
+def _refused_setting(callback: ModelCheckpoint) -> str:
+    """Which setting of ``callback`` cannot be kept, and what to give instead; empty if none."""
+    if callback._train_time_interval is not None:
+        return "ModelCheckpoint(train_time_interval=...): use every_n_train_steps"
+    if callback.save_last == "link":
+        return "ModelCheckpoint(save_last='link'): give save_last=True"
+    if getattr(callback, "save_on_exception", False):
+        return (
+            "ModelCheckpoint(save_on_exception=True): a worker that leaves would wait for the "
+            "other ranks: give TmdStrategy(checkpoints=...)"
+        )
+    return ""
+
+
 def refuse_shared_devices(devices: Sequence[torch.device], workers: int, seen: int) -> None:
-    """Refuse that the ``workers`` of this host share GPUs although it has more.
+    """Refuse a trainer with fewer GPUs than this host has workers, although the host has more.
 
     Args:
         devices: those that the trainer was given.

@@ -51,9 +51,9 @@ class StepCycle:
         """Whether a step has begun and not ended."""
         self._failure = ""
         """The error with which the script has left a training step; empty if none."""
-        self._ends_badly = False
-        """Whether the script has left a training step with an error, or a part of one that it has
-        not ended; not with one that ends a process, such as SystemExit."""
+        self._raised = False
+        """Whether code of the script has raised an error out of the latest training step, or out of
+        a part of it. One that ends the process, such as SystemExit, does not count."""
         self._skips_update = False
         """Whether the present step ends without an update."""
         self._trains = True
@@ -92,7 +92,7 @@ class StepCycle:
         assert self._local is not None
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
-        self._loss, self._skips_update, self._ends_badly = None, False, False
+        self._loss, self._skips_update, self._raised = None, False, False
         late = self._local.changed_since_vote()
         if late and self.hooks.rank == 0:
             self._warn(
@@ -170,12 +170,12 @@ class StepCycle:
 
     def leave_part(self, error: BaseException) -> None:
         """A part of the step has raised ``error``. The script may go on with the next one."""
-        self._ends_badly = self._trains and isinstance(error, Exception)
+        self._raised = self._trains and isinstance(error, Exception)
 
     @property
     def failed(self) -> bool:
-        """Whether the script has left a training step with an error, and has not ended it."""
-        return self._ends_badly and (self._open or bool(self._failure))
+        """Whether an error of the script has left a training step that was not ended after it."""
+        return self._raised and (self._open or bool(self._failure))
 
     def keep(self) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""

@@ -52,7 +52,7 @@ class FinishingParts(NamedTuple):
 
 
 class Decided:
-    """Whether a plan has decided on a hot standby, which had the directive ``before``.
+    """Whether a plan has settled what becomes of a hot standby whose directive was ``before``.
 
     The standby holds its state while the plan is made. If the same directive comes again, the rank
     lives, and the standby is to follow it as before.
