@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.e2e.frameworks import need
+from tests.trainer.standalone import Voting
+from tmd.trainer import Session
+from tmd.trainer.session.hooks import Interrupted
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -213,29 +216,40 @@ def test_workers_that_would_share_a_gpu_are_refused(workers: int, seen: int) -> 
         refuse_shared_devices(two, workers, seen)
 
 
-def test_a_validation_that_breaks_leaves_no_sum_in_a_metric() -> None:
-    """It is run again from its beginning."""
-    from torchmetrics import CatMetric, MeanMetric
+@pytest.mark.parametrize("ends", [True, False], ids=["to its end", "by an error"])
+def test_a_validation_that_is_run_again_counts_once_in_a_metric(ends: bool) -> None:
+    """It may come to its end with other ranks' values missing, and only then lose its vote."""
+    from torchmetrics import CatMetric, MaxMetric, MeanMetric, MinMaxMetric
 
-    module = small()
-    module.mean, module.all = MeanMetric(), CatMetric()
-    loop = fit(module).fit_loop
-    metrics: list[Any] = [module.mean, module.all]
+    from tmd.integrations.lightning import TmdStrategy
+
+    module, found = small(), []
+    strategy, hooks = TmdStrategy(lambda module: {"sum": module.sum}), Voting()
+    hooks.lost = {6} if ends else set()  # after six steps
+    strategy.session = Session(hooks)
+    metrics: list[Any] = [MeanMetric(), CatMetric(), MaxMetric(), MinMaxMetric(MeanMetric())]
+    module.metrics = nn.ModuleList(metrics)
     weight = torch.ones((), requires_grad=True)
     for each in metrics:
-        each(weight * 1.0)  # as in a training step, with a graph
+        each(weight * 2.0)  # as in a training step, with a graph
 
     def validate() -> None:
+        found.append(0)
         for each in metrics:
-            each.update(3.0)
+            each.update(9.0 if len(found) == 1 else 3.0)
             each.compute()
-        raise InterruptedError
+        if len(found) == 1 and not ends:
+            raise Interrupted
 
-    with suppress(InterruptedError), loop._undone_if_broken(modes=True):
-        validate()
+    module.on_validation_epoch_end = validate
+    trainer = fit(module, strategy=strategy, num_sanity_val_steps=0)
 
-    assert [float(each.compute()) for each in metrics] == [1.0, 1.0]
-    assert [each.update_count for each in metrics] == [1, 1]
+    assert len(found) == 2
+    assert trainer.fit_loop.progress.runs == 1
+    assert [each.update_count for each in metrics[:3]] == [2, 2, 2]
+    mean, every, most, extremes = (each.compute() for each in metrics)
+    assert (float(mean), every.tolist(), float(most)) == (2.5, [2.0, 3.0], 3.0)
+    assert (float(extremes["min"]), float(extremes["max"])) == (2.0, 2.5)
 
 
 def test_the_rest_of_an_epoch_that_a_hook_skips_is_refused() -> None:

@@ -22,7 +22,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from tmd.integrations.epoch import Epoch
-from tmd.integrations.lightning.metrics import MetricSums
+from tmd.integrations.lightning.metrics import RepeatedMetrics
 from tmd.integrations.lightning.progress import LoopProgress
 from tmd.integrations.lightning.refused import (
     own_hooks,
@@ -72,6 +72,7 @@ class SessionFitLoop(_FitLoop):
 
     strategy: TmdStrategy
     progress: LoopProgress
+    metrics: RepeatedMetrics
     _data_fetcher: Any
 
     @classmethod
@@ -82,6 +83,7 @@ class SessionFitLoop(_FitLoop):
         made.epoch_loop = EpochLoop.__new__(EpochLoop)
         made.epoch_loop.__dict__.update(vars(loop.epoch_loop))
         made.strategy, made.progress = strategy, LoopProgress(loop.trainer, made)
+        made.metrics = RepeatedMetrics()
         return made
 
     def setup_data(self) -> None:
@@ -243,6 +245,7 @@ class SessionFitLoop(_FitLoop):
     def _between_steps(self) -> Callable[[], None]:
         def write(effects: list[Effect]) -> None:
             self.strategy.set_world_ranks()
+            self.metrics.forget()
             for effect in effects:
                 effect()
 
@@ -254,8 +257,11 @@ class SessionFitLoop(_FitLoop):
         loader = self.epoch_loop.val_loop._combined_loader
         for each in [] if loader is None else loader.flattened:
             self.strategy.session.placed(each)
+        at = self.progress.runs, self.strategy.session.rank
+        self.metrics.begin(at, self.trainer.lightning_module)
         with self.strategy.held() as effects, self._undone_if_broken(modes=True):
             self._finish()
+        self.progress.runs += 1
         return effects
 
     @contextmanager
@@ -264,12 +270,9 @@ class SessionFitLoop(_FitLoop):
         trainer, module = self.trainer, self.trainer.lightning_module
         forward = module.forward  # Lightning replaces it for the length of a forward
         before = [(each, each.training) for each in module.modules()] if modes else []
-        sums = MetricSums(module) if modes else None
         try:
             yield
         except BaseException:
-            if sums is not None:
-                sums.put_back()
             module.forward = forward
             self.epoch_loop.val_loop._results.reset()
             trainer.training = True

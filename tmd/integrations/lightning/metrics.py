@@ -1,4 +1,4 @@
-"""What the metrics of a module have added up in a validation that is run again."""
+"""Puts back the state of torchmetrics' metrics before a validation is run again."""
 
 from __future__ import annotations
 
@@ -7,30 +7,51 @@ from typing import Any
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-OF_A_SUM = (
-    *("_update_count", "_computed", "_forward_cache"),
-    *("_cache", "_is_synced", "_to_sync", "_should_unsync", "_enable_grad"),
-)
-"""Attributes of a metric besides its states: what it has computed from them, and whether they are
-those of all ranks."""
+PLAIN = (Tensor, bool, int, float, str, type(None))
+RESULTS = ("_cache", "_computed", "_forward_cache")
+"""Attributes of a metric that may hold results of any type."""
 
 
-class MetricSums:
-    """Copies of the states of all metrics of a module."""
+class RepeatedMetrics:
+    """Puts the metrics of a module back before a validation is run again, in which they would count
+    the broken one, too. A broken validation may come to its end, and only then lose its vote."""
+
+    def __init__(self) -> None:
+        self._at: object = None
+        self._before: MetricStates | None = None
+
+    def begin(self, at: object, module: nn.Module) -> None:
+        """A validation begins. ``at`` is the same if it is one that is run again."""
+        if self._before is not None and at == self._at:
+            self._before.put_back()
+        self._at, self._before = at, MetricStates(module)
+
+    def forget(self) -> None:
+        """The validation counts."""
+        self._before = None
+
+
+class MetricStates:
+    """Copies of the states of all metrics of a module, and of the plain values beside them: cached
+    results, counts, and whether the states are those of all ranks."""
 
     def __init__(self, module: nn.Module) -> None:
         metrics = [each for each in module.modules() if isinstance(each, Metric)]
-        self._kept = [(each, _sums(each)) for each in metrics]
+        self._kept = [(each, _states(each)) for each in metrics]
 
     def put_back(self) -> None:
-        """Give all metrics the copies. May be called once."""
-        for metric, sums in self._kept:
-            vars(metric).update(sums)
+        """Give all metrics the copies, which are theirs from then on: call it once."""
+        for metric, states in self._kept:
+            vars(metric).update(states)
 
 
-def _sums(metric: Metric) -> dict[str, Any]:
-    names = (*metric._defaults, *OF_A_SUM)
-    return {name: _copied(vars(metric)[name]) for name in names if name in vars(metric)}
+def _states(metric: Metric) -> dict[str, Any]:
+    states = metric._defaults
+    return {
+        name: _copied(value)
+        for name, value in vars(metric).items()
+        if name in (*states, *RESULTS) or isinstance(value, PLAIN)
+    }
 
 
 def _copied(value: Any) -> Any:

@@ -30,6 +30,8 @@ class LoopProgress:
         """Whether the latest step awaits what is done between two steps."""
         self.last = False
         """Whether it is the last one of its epoch."""
+        self.runs = 0
+        """How often the work between two steps has been done."""
         self._metrics: dict[str, Tensor] = {}
 
     def keep_metrics(self) -> None:
@@ -56,6 +58,7 @@ class LoopProgress:
             "metrics": _plain(self._metrics),
             "pending": self.pending,
             "last": self.last,
+            "runs": self.runs,
             "should_stop": self._trainer.should_stop,
             "limit": self._loop.max_steps,
             "within": self._loop.ended_within_epoch,
@@ -78,6 +81,7 @@ class LoopProgress:
         self._metrics = _restored(state["metrics"])
         self._trainer._logger_connector._callback_metrics.update(self._metrics)
         self.pending, self.last = state["pending"], state["last"]
+        self.runs = state.get("runs", 0)  # not in checkpoints of 0.1.0
         self._trainer.should_stop = state["should_stop"]
 
 
