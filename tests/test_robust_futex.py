@@ -13,16 +13,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from tmd.robust_futex import FutexWatch, Held
+from tmd.robust_futex import ExitBeacon, FutexWatch
 
 PATIENCE = 10
 HOLDER = """
 import os, sys, threading
-from tmd.robust_futex import Held
+from tmd.robust_futex import ExitBeacon
 
 ends = threading.Event()
 
-class Brief(Held):
+class Brief(ExitBeacon):
     def _live(self):
         ends.wait()
 
@@ -31,10 +31,10 @@ print(held.fd, held.thread, flush=True)
 for line in sys.stdin:
     match line.strip():
         case "let go":
-            held.let_go()
+            held.release()
         case "fork":
             if os.fork() == 0:
-                held.let_go()
+                held.release()
                 os._exit(0)
             os.wait()
         case "thread ends":
@@ -182,12 +182,12 @@ def assert_refused(fd: int, thread: int, why: str) -> None:
 
 
 def test_a_thread_that_holds_nothing_is_refused():
-    held = Held()
+    held = ExitBeacon()
 
     assert_refused(held.fd, held.thread + 1, "no robust futex")
     assert_refused(held.fd, -1, "no robust futex")
     assert_refused(held.fd, 1 << 40, "no robust futex")
-    held.let_go()
+    held.release()
     assert_refused(held.fd, held.thread, "no robust futex")
 
 

@@ -49,8 +49,9 @@ class _Time(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-class Held:
-    """A robust futex of this process. Owns a page of shared memory and a thread that sleeps.
+class ExitBeacon:
+    """A robust futex that a thread of this process holds until the process ends. Owns that thread,
+    and a page of shared memory.
 
     Raises:
         OSError: this machine has no robust futexes.
@@ -72,7 +73,7 @@ class Held:
             os.close(self.fd)
             raise
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release it, since the process ends by itself and need not be noticed early."""
         if os.getpid() == self._process:
             WORD.pack_into(self._page, AT, 0)

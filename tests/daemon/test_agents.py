@@ -273,9 +273,9 @@ async def test_the_exit_of_a_process_is_detected(host, activity, reported, code)
 ENDING = """
 import socket, sys, threading
 from tmd import wire
-from tmd.robust_futex import Held
+from tmd.robust_futex import ExitBeacon
 from tmd.testing.clients import worker_status
-class Brief(Held):
+class Brief(ExitBeacon):
     def _live(self):
         ends.wait()
 ends = threading.Event()

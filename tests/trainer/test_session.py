@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -114,6 +115,19 @@ def test_a_process_that_has_failed_in_a_step_ends_with_status_1(
         _end_as_lost(script.session)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+
+
+def test_an_uncaught_error_in_a_step_ends_the_interpreter_in_order(script: Script) -> None:
+    """Its status is 1 in any case, and the script's own files are still to be flushed."""
+    for _ in script.session.batches([1.0]):
+        with suppress(ValueError), script.session.step():
+            raise ValueError
+        break
+    if (child := os.fork()) == 0:
+        sys.last_value = ValueError()
+        _end_as_lost(script.session)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_an_error_that_is_caught_within_the_step_changes_nothing(script: Script) -> None:

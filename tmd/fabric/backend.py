@@ -43,10 +43,15 @@ def install(fabric: Fabric) -> None:
 
 def _leave() -> None:
     """Clean up at the end of the process if the script has not destroyed its groups."""
-    crashed = getattr(sys, "last_value", None) is not None
+    orderly = not ends_by_error()
     for fabric in (_Behind.installed, _Behind.solo):
         if fabric is not None:
-            fabric.close(orderly=not crashed)
+            fabric.close(orderly=orderly)
+
+
+def ends_by_error() -> bool:
+    """Whether an uncaught exception has ended the script. The status of the process is then 1."""
+    return getattr(sys, "last_value", None) is not None
 
 
 def register() -> None:

@@ -21,7 +21,7 @@ from tmd.core.values.errors import TmdError, WireError
 from tmd.core.values.model import WorkerStatus
 from tmd.core.values.reasons import in_words
 from tmd.folders import refuse_impostor
-from tmd.robust_futex import Held
+from tmd.robust_futex import ExitBeacon
 
 HEARTBEAT_S = 0.5
 RECONNECT_S = (0.05, 1.0)
@@ -51,7 +51,7 @@ class Agent:
         path: Path,
         current: Callable[[], WorkerStatus],
         on_directive: Callable[[Directive], None],
-        futex: Held | None = None,
+        futex: ExitBeacon | None = None,
     ) -> None:
         self._path = path
         self._futex = futex

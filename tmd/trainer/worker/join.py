@@ -16,8 +16,9 @@ from tmd import fabric, joining
 from tmd.core.values.environment import of_rank, ranked
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Activity, WorkerStatus
+from tmd.fabric.backend import ends_by_error
 from tmd.fabric.generations.carriers import carry
-from tmd.robust_futex import Held
+from tmd.robust_futex import ExitBeacon
 from tmd.trainer.session import environment
 from tmd.trainer.session.session import Session
 from tmd.trainer.session.standalone import StandaloneHooks
@@ -30,7 +31,7 @@ log = logging.getLogger("tmd.trainer")
 
 class _Process:
     session: Session | None = None
-    """That of this process, if ``tmd launch`` has started it."""
+    """The session of this process, if ``tmd launch`` has started it."""
 
 
 def joined() -> Session | None:
@@ -39,7 +40,7 @@ def joined() -> Session | None:
 
 
 def join() -> Session:
-    """Join the job of this process; blocks until this worker has a role.
+    """Join the job of this process; blocks until this worker holds a rank or is a standby.
 
     Call once, before ``torch.distributed.init_process_group("tmd")``.
 
@@ -50,7 +51,7 @@ def join() -> Session:
         RuntimeError: this process has joined already.
     """
     if _Process.session is not None:
-        # Two agents under one name would take the place from each other for ever.
+        # Two agents with one worker name would replace each other at the daemon for ever.
         raise RuntimeError(
             "tmd.trainer.join() was called a second time in this process: use the session that the "
             "first call returned, and start another process for another job"
@@ -70,14 +71,14 @@ def join() -> Session:
         activity=Activity.STARTING,
     )
     coordinator = Coordinator(status)
-    agent = Agent(Path(socket), coordinator.current, coordinator.obey, _held())
+    agent = Agent(Path(socket), coordinator.current, coordinator.obey, _exit_beacon())
     welcome = agent.introduce()
     endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
     carry(endpoint)
     coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
     fabric.install(endpoint)
-    environment.settle(_place(endpoint, status.world_size), seen)
+    environment.settle(_torchrun_variables(endpoint, status.world_size), seen)
     # A process that is ending must not look like a silent one.
     atexit.register(coordinator.close)
     session = _Process.session = Session(coordinator, _trace(status.worker))
@@ -86,9 +87,9 @@ def join() -> Session:
 
 
 def _end_as_lost(session: Session) -> None:
-    """End this process at once and with status 1 if the script has failed in a training step: it
-    may have caught the error, and status 0 would end the whole job."""
-    if not session.failed:
+    """End this process at once and with status 1 if the script has failed in a training step, and
+    has caught the error: status 0 would end the whole job."""
+    if not session.failed or ends_by_error():
         return
     try:
         log.error(
@@ -103,8 +104,8 @@ def _end_as_lost(session: Session) -> None:
         os._exit(1)  # even if a stream is closed
 
 
-def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
-    """Torchrun's variables for this worker. A standby counts as the only worker of a host."""
+def _torchrun_variables(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
+    """Torchrun's variables for this worker. A standby gets those of the last rank."""
     membership, rank = endpoint.membership, endpoint.rank
     if membership is None or rank is None:
         hosts = size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -112,21 +113,21 @@ def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
     return of_rank(rank, [member.host for member in membership.members])
 
 
-def _held() -> Held | None:
+def _exit_beacon() -> ExitBeacon | None:
     """Lets others notice the end of this process at once; ``None`` where that is impossible."""
     try:
-        held = Held()
+        beacon = ExitBeacon()
     except OSError as error:
         log.info("the end of this process will be noticed with a delay: %s", error)
         return None
-    atexit.register(_let_go, held)
-    return held
+    atexit.register(_release, beacon)
+    return beacon
 
 
-def _let_go(held: Held) -> None:
-    # A worker whose script an exception has ended is lost, though the interpreter still runs.
-    if getattr(sys, "last_value", None) is None:
-        held.let_go()
+def _release(beacon: ExitBeacon) -> None:
+    # Otherwise the worker is lost, though the interpreter still runs.
+    if not ends_by_error():
+        beacon.release()
 
 
 def _needed(name: str) -> str:
