@@ -177,8 +177,26 @@ class Twice(Skipped):
             super().run(number, batch)
 
 
+class Dropped(Skipped):
+    """The script sets gradients to zero only after an update, and leaves one out after the backward
+    pass."""
+
+    def run(self, number: int, batch: dict[str, Tensor]) -> None:
+        with self.session.step() as step:
+            out = self.model["b"](self.model["a"](self.model["norm"](batch["x"])))
+            (out - batch["y"]).pow(2).sum().backward()
+            if number == 2:
+                step.skip_update()
+            else:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.average.update_parameters(self.model)
+
+
 @pytest.mark.parametrize("lost", range(STEPS))
-@pytest.mark.parametrize("kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached, Skipped])
+@pytest.mark.parametrize(
+    "kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached, Skipped, Dropped]
+)
 def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: int) -> None:
     """As if no step had been broken, bit for bit."""
     whole, broken = kind(None), kind(lost)

@@ -56,9 +56,9 @@ class Step:
     def skip_update(self) -> None:
         """Vote on the step, in which no optimizer runs: call it where the optimizer would run.
 
-        All ranks call it for the same batch, for example after a loss that is not finite on one of
-        them. The step counts as any other one. Without a ``with`` block call
-        ``step.run(step.skip_update)``.
+        All ranks call it for the same batch, for example after gradients that are not finite. The
+        step counts as any other one. Its gradients are dropped: those of the next step begin at
+        zero. Without a ``with`` block call ``step.run(step.skip_update)``.
 
         Raises:
             RuntimeError: other ranks run an optimizer in this step.

@@ -56,6 +56,8 @@ class StepCycle:
         a part of it. One that ends the process, such as SystemExit, does not count."""
         self._skips_update = False
         """Whether the present step ends without an update."""
+        self._drops = False
+        """Whether the gradients of such a step are still to be set to zero."""
         self._trains = True
         self._loss: Tensor | float | None = None
         """The loss of the present step, if the script has recorded one."""
@@ -100,6 +102,9 @@ class StepCycle:
                 "next step: a rank that is lost comes back with the values of the vote. Change "
                 "buffers before the optimizer runs"
             )
+        if trains and self._drops:
+            self._local.zero_gradients()
+            self._drops = False
         if not self.spoilt:  # a further step of a broken batch is undone with the first one
             self._local.begin(trains=trains, repeats=self.rehearses)
         self._optimizers.begin()
@@ -114,7 +119,7 @@ class StepCycle:
         """Vote on the present step, in which no optimizer runs. Raises Interrupted."""
         self._check_trains()
         if self._open and self.outcome is None:
-            self._skips_update = True
+            self._skips_update = self._drops = True
             self.decide()
 
     def begin_pass(self, rank: int, *, first: bool, last: bool) -> None:

@@ -131,6 +131,10 @@ class LocalState:
         dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
         return all(bool(g.isfinite().all()) for g in dense) and any(bool(g.any()) for g in dense)
 
+    def zero_gradients(self) -> None:
+        """Set all gradients to zero, as they are on a worker that joins or repeats a step."""
+        set_graded((param, param.grad is not None) for param in self._params)
+
     def release(self) -> None:
         """Release what FSDP2 keeps after a forward pass without a backward pass: a worker that
         joins now would gather it, and the other ranks would not."""
