@@ -97,8 +97,8 @@ class RebalanceStragglers(Policy):
             urgency=Urgency.DRAIN,
             cause=SLOW,
             reason=(
-                f"{member.worker} computes {pace.ratio:.2f} times as long as its peers since step "
-                f"{pace.slow_since}; all waited {pace.lost_s:.0f} s for it, a move costs "
+                f"{member.worker} has computed {pace.ratio:.2f} times as long as its peers since "
+                f"step {pace.slow_since}; all waited {pace.lost_s:.0f} s for it, a move costs "
                 f"{cost:.0f} s; {evidence}"
             ),
             policy=self.name,
@@ -119,7 +119,7 @@ class RebalanceStragglers(Policy):
                 return f"{alert.code} of {alert.entity} on its host"
         here = {m.worker for m in record.membership.members if m.host == host.host}
         if 1 < len(here) < record.world_size and here <= _slow(host).keys():
-            return f"so are all {len(here)} ranks of its host"
+            return f"all {len(here)} ranks of its host are slow"
         return ""
 
     def _speaks(self, alert: Alert, slow: Alert, status: WorkerStatus) -> bool:
@@ -139,7 +139,7 @@ class RebalanceStragglers(Policy):
 
 
 def _measured(plan: MigrationPlan) -> float:
-    """From the vote that switched to the joiner's first commit; an upper bound of the pause."""
+    """From the leader's mark of the switch to that of the next commit: about the pause."""
     marks = {mark.phase: mark.at for mark in plan.timeline}
     return marks.get(Phase.DONE, 0.0) - marks.get(Phase.SWITCH, marks.get(Phase.DONE, 0.0))
 

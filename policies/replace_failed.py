@@ -2,8 +2,8 @@
 
 Evidence, strongest first: its exit with an error; a raised FATAL ``trainer.*`` alert of a detector
 that may act; a FATAL finding about its host or its GPU (for instance fallen off the bus) of a
-detector that may act, while the job commits no step. Only if none of these explains stuck members:
-a silent host whose worker a stuck member names as the end of its broken link.
+detector that may act, while the job commits no step. If none of these explains why members are
+stuck: a host without a heartbeat, if the broken link of a stuck member led to a worker there.
 
 While steps are committed, ``drain_degraded`` handles a FATAL finding: an orderly hand-over does
 less harm. A worker blocked in a driver that never returns cannot hand anything over.
@@ -35,13 +35,13 @@ from tmd.plugin import (
 )
 
 STEPS = 10
-"""A step this many times as long as the previous one is not just a long step."""
+"""A rank stands still once its step has taken this many times as long as the previous one."""
 
 
 class ReplaceFailedConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
     patience_s: NotNegative = 10.0
-    """How long a rank may stand still after a fatal finding about its host, and at least ten of its
-    steps, before it is treated as lost."""
+    """Seconds for which a fatal finding must last, and the job commit no step, before a rank of the
+    host is treated as lost: at least as long as ten steps."""
 
 
 class ReplaceFailed(Policy):

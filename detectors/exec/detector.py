@@ -1,8 +1,8 @@
 """Runs the operator's commands as checks: exit status 0 healthy, 1 degraded, 2 failed.
 
-A check prints JSON: ``{"message": "...", "evidence": ["..."]}``. Any other status, a degraded or
-failed one without such JSON (a crashed script also exits with 1), too much output or a timeout is
-a finding about the check, never about the host.
+A check prints JSON: ``{"message": "...", "evidence": ["..."]}``. A healthy one may print nothing.
+Any other status or output, a degraded or failed check without such JSON (a crashed script also
+exits with 1), too much output or a timeout is a finding about the check, never about the host.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class CheckRunner:
             late = f"ran for more than {self._check.timeout_s:g} s"
             return CheckOutcome(CheckHealth.UNKNOWN, late)
         finally:
-            # On a hang-up it ends all processes below it, which killing it would not do.
+            # With its stdin closed the warden ends all its descendants. SIGKILL would leave them.
             await asyncio.shield(self._warden.end(END_S, kill=False))
 
     async def _finished(self, warden: Child) -> CheckOutcome:

@@ -15,11 +15,12 @@ from .snapshot import BondedPort, Medium, Port, SeenPort, Snapshot, absent
 
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
-"""Consecutive snapshots that must lack a port before it is gone: a reset takes a moment."""
+"""Consecutive snapshots without a port, or without a device node, before it counts as missing: a
+reset takes a moment."""
 
 SETTLED_LOOKS = 12
-"""A bond that replaces the RDMA devices of its ports does so within a moment. Ports that are in it
-for this many snapshots keep devices of their own."""
+"""Snapshots after which ports of a bond that still have RDMA devices of their own keep them. A bond
+that replaces the devices does so soon after it is made."""
 
 
 class NicRules(Struct, frozen=True):
@@ -34,7 +35,7 @@ class NicRules(Struct, frozen=True):
 
 
 class KnownPort(Struct, frozen=True):
-    """What must survive a restart of the daemon, about a port that has been up."""
+    """What the daemon remembers over a restart of a port that has been up."""
 
     identity: str
     name: str
@@ -55,7 +56,8 @@ class _Memory:
         self.seen_at: float | None = None
         """When the port was last there, or first missed."""
         self.forgotten = False
-        """Whether an operator does not expect it after a restart."""
+        """Whether an operator has declared the host healthy without it: it is not expected after a
+        restart."""
         self.misses = 0
         self.node_misses = 0
         self._nodes: dict[str, set[str]] = {}
@@ -107,8 +109,8 @@ class NicFindings:
         seen: Mapping[str, SeenPort] | None = None,
         bonded: Mapping[str, BondedPort] | None = None,
     ) -> None:
-        """``known``: ports that have been up since the host booted. ``seen``: all of RDMA devices,
-        by identity. ``bonded``: those in a bond."""
+        """``known``: ports that have been up since the host booted. ``seen``: those with an
+        RDMA device, by identity. ``bonded``: those of them in a bond."""
         self._rules = rules
         self.seen = dict(seen or {})
         self.bonded = dict(bonded or {})

@@ -47,7 +47,7 @@ _MARKS = (PREFIX.strip().encode(), LOST_TEXT.encode(), MARK.encode())
 class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     source: str = str(kernellog.PLACE)
     """The kernel log. Each read returns one record of /dev/kmsg; a named pipe written with O_DIRECT
-    also works. Any process that may write there can fake any fault."""
+    also works. Any process that may write to such a pipe can fake any fault."""
     table: str = ""
     """A file that replaces the shipped table; the same format."""
     sxid_table: str = ""

@@ -125,7 +125,7 @@ def parts_of(rank: int, dtype: torch.dtype, length: int = LENGTH) -> Parts:
 
 @cache
 def expected(size: int, how: Reduction, dtype: torch.dtype, length: int = LENGTH) -> bytes:
-    """By the algorithm without parts."""
+    """The result of the plain algorithm, without parts."""
     mesh = Mesh(size)
     tensors = [data(rank, dtype, length) for rank in range(size)]
     on_all(size, lambda rank: halving.allreduce(mesh.of(rank), tensors[rank], how))
@@ -137,15 +137,15 @@ def carried_out(
     all_parts: list[Parts],
     act: Callable[[Op, Parts], object],
     lost: int | None = None,
-    end: type[Op] = Op,
+    lost_op: type[Op] = Op,
 ) -> list[bool]:
-    """Run ``act`` for each rank, in a new epoch. Rank ``lost`` ends, and every rank that finds a
+    """Run ``act`` on every rank, over new links. Rank ``lost`` ends, and every rank that finds a
     broken link leaves, as in a job. Returns by rank whether it has come to the end of ``act``."""
     mesh = Mesh(len(all_parts))
 
     def one(rank: int) -> bool:
         try:
-            act(mesh.of(rank, end if rank == lost else Op), all_parts[rank])
+            act(mesh.of(rank, lost_op if rank == lost else Op), all_parts[rank])
         except (LinkError, Killed):
             mesh.leave(rank)
             return False
@@ -156,30 +156,32 @@ def carried_out(
     return found
 
 
-def run_until(lost: int, all_parts: list[Parts], how: Reduction, end: type[Op]) -> list[bool]:
-    """Run it on all; rank ``lost`` ends. Returns by rank whether it has completed it."""
+def run_until(lost: int, all_parts: list[Parts], how: Reduction, lost_op: type[Op]) -> list[bool]:
+    """Run the all-reduce on all ranks; rank ``lost`` ends in it. Returns by rank whether it was
+    completed there."""
 
     def act(op: Op, parts: Parts) -> None:
         halving.allreduce(op, parts.flat, how, parts)
         parts.completed()
 
-    return carried_out(all_parts, act, lost, end)
+    return carried_out(all_parts, act, lost, lost_op)
 
 
 def finish(
-    all_parts: list[Parts], how: Reduction, lost: int | None = None, end: type[Op] = Op
+    all_parts: list[Parts], how: Reduction, lost: int | None = None, lost_op: type[Op] = Op
 ) -> list[bool]:
-    """Finish it; rank ``lost`` ends meanwhile. Returns by rank whether that is possible."""
-    return carried_out(all_parts, lambda op, parts: finish_one(op, parts, how), lost, end)
+    """Finish the broken all-reduce; rank ``lost`` ends meanwhile. Returns by rank whether that was
+    possible."""
+    return carried_out(all_parts, lambda op, parts: finish_one(op, parts, how), lost, lost_op)
 
 
 def broken_and_finished(
-    size: int, lost: int, how: Reduction, dtype: torch.dtype, length: int, end: type[Op]
+    size: int, lost: int, how: Reduction, dtype: torch.dtype, length: int, lost_op: type[Op]
 ) -> tuple[list[bool], list[bytes]]:
-    """Break it by the loss of rank ``lost``, and finish it with a worker that has only inputs.
-    Returns by rank whether that was possible, and the bits that it has then."""
+    """Break an all-reduce by the loss of rank ``lost``, and finish it with a worker that has only
+    inputs. Returns by rank whether that was possible, and the bits of its tensor after it."""
     all_parts = [parts_of(rank, dtype, length) for rank in range(size)]
-    run_until(lost, all_parts, how, end)
+    run_until(lost, all_parts, how, lost_op)
     all_parts[lost] = parts_of(lost, dtype, length)
     return finish(all_parts, how), [bits(parts.flat) for parts in all_parts]
 

@@ -438,7 +438,7 @@ def test_two_plans_for_one_epoch_are_not_confused() -> None:
         assert worker.wait(SOON_S)
         other = other_plan(j, "other")
         worker.discard(other)
-        with pytest.raises(IllegalTransition, match="others are prepared"):
+        with pytest.raises(IllegalTransition, match="those of another membership are prepared"):
             worker.switch(other)
         j.switch()
 
@@ -742,7 +742,7 @@ def test_destroying_a_group_frees_no_other() -> None:
         j.build([*j.holders[:2], j.fresh()])
         assert worker.wait(SOON_S)
         worker.switch(j.prepared)
-        worker.part("pair")
+        worker.destroy_group("pair")
         assert pair.state is GenerationState.FREED
         assert replaced.state is GenerationState.RETIRED
 

@@ -302,7 +302,7 @@ def test_a_worker_that_takes_rank_0_keeps_the_state_of_callbacks(tmp_path: Path)
 
     assert first.stdout.splitlines()[-1] == "6 6", first.stderr
     assert second.returncode == 1
-    assert "is of a job that began with no checkpoint: begin so again" in second.stderr
+    assert "is of a job that began with no checkpoint: begin with that again" in second.stderr
 
 
 def test_a_callback_that_stops_training_in_on_log_is_named(

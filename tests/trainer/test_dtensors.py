@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tmd.torch_private.fsdp import param_groups
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 
 RANK, SIZE = 1, 2
 
@@ -38,7 +38,7 @@ def test_a_part_shares_the_memory_and_is_detached() -> None:
     spread = distributed()
     spread.requires_grad_()
 
-    own = part(spread)
+    own = local_part(spread)
     own.fill_(7)
 
     assert not isinstance(own, DTensor)
@@ -57,7 +57,7 @@ def test_taking_a_part_plans_no_operation_on_the_whole(
         monkeypatch.setattr(propagator, name, lambda *told: asked.append(told))
     found: list[torch.Tensor] = []
 
-    thread = threading.Thread(target=lambda: found.append(part(spread)))
+    thread = threading.Thread(target=lambda: found.append(local_part(spread)))
     thread.start()
     thread.join()
 

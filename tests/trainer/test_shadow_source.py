@@ -125,16 +125,16 @@ def test_a_settled_joiner_proves_from_time_to_time_that_it_computes_the_same() -
     """With DDP its state stays equal although its own gradients have come to differ."""
     with show(plan="", pace=SourcePace(check_every=3)) as s:
         s.arrive()
-        early = s.shown.tries
+        early = s.shown.needs_proof
         s.ear.say(Settled())
         while not s.shown._settled:
             s.train(1)
         seen = []
         for _ in range(6):
             s.begin()
-            seen.append((s.step, s.shown.proves))
+            seen.append((s.step, s.shown.proves_sums))
             s.commit()
-        late = s.shown.tries
+        late = s.shown.needs_proof
 
     assert early
     assert not late
@@ -167,7 +167,7 @@ def test_a_switch_waits_a_limited_time_for_a_joiner_that_is_behind() -> None:
     with show(pace=SourcePace(clock=lambda: time.monotonic() + passed)) as s:
         s.arrive()
         s.ear.say(Settled())
-        s.ear.until(lambda: not s.shown.tries)
+        s.ear.until(lambda: not s.shown.needs_proof)
         unsaid = s.shown.holds(s.step)
         s.ear.say(Settled(s.step))
         s.ear.until(lambda: s.shown.holds(s.step + 1))

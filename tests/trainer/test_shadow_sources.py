@@ -230,7 +230,7 @@ def test_sums_of_a_joiner_in_step_are_compared_in_some_steps() -> None:
         (mirror,) = s.mirrors._mirrors
         ear.say(Settled())
         step = mirror._reached
-        while mirror.tries:
+        while mirror.needs_proof:
             step += 1
             s.mirrors.at_boundary(1000 + step)
         proving, other = 2000, 2001

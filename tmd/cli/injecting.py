@@ -26,7 +26,7 @@ ANSWER_S = 10.0
 HOST = "host"
 
 SwitchOption = Annotated[
-    str, typer.Option(help="Instead: PCI address of an NVSwitch, '0000:05:00.0'.")
+    str, typer.Option(help="In place of --entity: PCI address of an NVSwitch, '0000:05:00.0'.")
 ]
 
 
@@ -66,7 +66,7 @@ def inject(
         str, typer.Option(help="Message; for an XID the driver's text after the number.")
     ] = "",
     for_s: Annotated[
-        float, typer.Option("--for", min=0, help="Seconds until it clears; 0: only with --clear.")
+        float, typer.Option("--for", min=0, help="Seconds until it clears; 0: with the daemon.")
     ] = 600.0,
     clear: Annotated[
         bool,
@@ -78,7 +78,7 @@ def inject(
     as_json: JsonOption = False,
 ) -> None:
     """Raise a test finding on this host, as a rehearsal. It is treated like the findings of its
-    detector, and what policies do about it is really done. Its message states that it was injected.
+    detector, and policies really act on it. Its message states that it was injected.
     It ends with --clear, after --for, or with the daemon. Requires [inject] enabled."""
     from tmd import wire
     from tmd.config import load
@@ -274,7 +274,7 @@ def _print_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
         return
     say(f"injected on {alert.host}: {_line(alert)}")
     if answer.hold_s:
-        say(f"it counts after {answer.hold_s:g} s")
+        say(f"policies act on it after {answer.hold_s:g} s")
     lasts = f"it clears after {for_s:g} s" if for_s else "it stays until the daemon ends"
     say(f"{lasts}, or with 'tmd inject --clear'")
 

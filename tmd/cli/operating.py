@@ -119,10 +119,10 @@ def set_healthy(
             host=host, id=uuid.uuid4().hex, code=code, by=user(), at=time.time()
         )
         await store.declare_healthy(request)
-        say(f"{host} declared healthy" + (f" of {code}" if code else ""))
+        say(f"{host} declared healthy" + (f": {code} is cleared" if code else ""))
         status = view.host(host)
         if status is None:
-            say(f"{host} has no heartbeat: its daemon gets this when it is back", err=True)
+            say(f"{host} has no heartbeat: its daemon gets the request when it is back", err=True)
         elif code and code not in (raised := {alert.code for alert in status.alerts}):
             others = ", ".join(sorted(raised)) or "none"
             say(f"tmd: no finding {code} is raised on {host} now; raised: {others}", err=True)
@@ -135,8 +135,8 @@ def forget(
     config: ConfigOption = None,
 ) -> None:
     """Give up JOB, which no host runs any more, so that its name is free for a new run, or take a
-    job that has ended off the list. tmd does not give up a job whose hosts are silent by itself,
-    since it may still train. If it does, its workers end as soon as their hosts reach Redis again.
+    job that has ended off the list. tmd never gives up a job by itself because its hosts are
+    silent: it may still be training. Its workers then end as soon as their hosts reach Redis again.
     Refused while a host reports a worker."""
     from tmd.core.planning.planning import given_up
     from tmd.core.values.errors import Conflict

@@ -212,8 +212,8 @@ class Leader:
     async def _decide(self, view: ClusterView, jobs: Sequence[str]) -> ClusterView:
         """Write revisions of ``jobs`` until the view requires no further one; return the view then.
 
-        One of each job at a time: the policies are asked about each view, which takes a tenth of a
-        second for ten thousand hosts.
+        Each pass writes at most one revision of a job, and asks the policies once, which takes a
+        tenth of a second for ten thousand hosts.
         """
         self._outrun = False
         for _ in range(MOST_REVISIONS):
@@ -247,8 +247,8 @@ class Leader:
         return view
 
     async def _tidy(self, view: ClusterView) -> None:
-        """Take jobs off the list that ended long ago: a leader looks at each listed job in each
-        turn."""
+        """Take jobs off the list that ended long ago: each listed job costs the leader a comparison
+        in each turn."""
         if not (kept_s := self._config.list_ended_s):
             return
         now = time.time()
@@ -280,7 +280,7 @@ class Leader:
         except Exception:
             if job not in self._uncounted:
                 self._uncounted.add(job)
-                log.exception("not counted for /metrics", job=job)
+                log.exception("the metrics of the job are not updated", job=job)
 
     def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch

@@ -373,7 +373,7 @@ class Fabric:
                 if key.group == name:
                     self._attach(key, link)
 
-    def part(self, group: Participant) -> None:
+    def destroy_group(self, group: Participant) -> None:
         """Remove a destroyed group and close its links."""
         if self._groups.remove(group) and (standing := self.standing) is not None:
             standing.drop(group.view.name)

@@ -203,7 +203,7 @@ class Identity(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Close the links and end the threads of this group; idempotent."""
-        self._fabric.part(self)
+        self._fabric.destroy_group(self)
         self._runner.lane.close()
         self._runner.callbacks.close()
         self._mailbox.close()

@@ -71,9 +71,9 @@ class UnfinishedStep:
         self._resumed = 0
         """How often a step has gone on."""
         self._voted_at = 0
-        """Operations that were called up to the latest vote."""
+        """How many operations were called up to the latest vote."""
         self._between = 0
-        """And since then, when the present step began."""
+        """How many were called between that vote and the beginning of the present step."""
         self._left_epoch = 0
         """The latest epoch that this worker has left."""
 
@@ -138,7 +138,7 @@ class UnfinishedStep:
     def leave_behind(self) -> None:
         """The script has come to its next batch: nothing of a void step may run from now on.
 
-        Raises LinkError if an operation of it never ends.
+        Raises LinkError if one of its operations still runs after :data:`DRAIN_S`.
         """
         if self.end():
             self._groups.drain(DRAIN_S)
@@ -211,12 +211,12 @@ class UnfinishedStep:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the operations of the step, which do not run, were collectives only."""
+        """Whether all operations of the step were collectives. Call it while none runs."""
         progress = self._groups.progress.values()
         return bool(progress) and all(group.kept >= 0 for group in progress)
 
     def place(self, step: int) -> Place:
-        """How far each group has come in ``step``, whose operations do not run."""
+        """How far each group has come in ``step``. Call it while no operation runs."""
         return Place(step, self._groups.progress, between=self._between)
 
     def place_before(self, step: int) -> Place:
@@ -225,8 +225,8 @@ class UnfinishedStep:
         return Place(step, nothing, afresh=True, between=self._calls.begun - self._voted_at)
 
     def go_back(self, again: Mapping[str, Rerun]) -> None:
-        """Run the given operations of each group again that are complete, before any other
-        operation: other ranks lack them."""
+        """Run the complete ones of these operations again, before any other operation: other ranks
+        lack them."""
         self._groups.go_back(again)
 
     def expect(self, again: Mapping[str, Rerun]) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tmd.campaign.points import Injector
 from tmd.integrations.torchtitan import Trainer, protected  # before torchtitan, for the CPU
 from tmd.trainer.state.digests import digest_of
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 
 # isort: split
 from torchtitan.components.checkpointer import CheckpointManager
@@ -108,7 +108,7 @@ def main() -> None:
     config = protected(configured(parser.parse_args()))
     trainer = Watched(config)
     trainer.train()
-    weights = [part(p) for m in trainer.model_parts for p in m.parameters()]
+    weights = [local_part(p) for m in trainer.model_parts for p in m.parameters()]
     counted = f"{trainer.step} {trainer.ntokens_seen}"
     name = f"weights-{trainer.session.rank}"
     Path(os.environ["TMD_TRACE"], name).write_text(f"{digest_of(weights)} {counted}")

@@ -3,8 +3,9 @@
 Every worker that may hold the state of a rank halts and reports its step. The resume step is the
 highest committed step among them; a worker that is one step behind was undecided in its vote and
 applies its own complete gradients. A rank belongs to the halted worker that claims it in the
-highest epoch. A rank without a claim goes to a standby, which copies a replica; if there is no
-replica, all ranks return to the newest snapshot (:mod:`tmd.core.planning.rollback`).
+highest epoch. A rank without a claim goes to a standby, which copies a replica. Without a replica
+it goes to a standby that has shadowed it, and if there is none all ranks return to the newest
+snapshot (:mod:`tmd.core.planning.rollback`). Without a standby a survivor may adopt the rank.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def archived(record: JobRecord, plan: MigrationPlan) -> JobRecord:
     """``record`` with the final ``plan`` in its history.
 
     The history keeps only the epochs of the plan's memberships, and which ranks were adopted. A
-    membership of 16,384 ranks has a megabyte, and all hosts of a job read its record.
+    membership of 16,384 ranks takes a megabyte, and all hosts of a job read its record.
     """
     kept = structs.replace(
         plan,
@@ -154,8 +155,8 @@ def _settled(
     resume = max(plan.floor, *(status.step for _, status in claims))
     owners = _owners(record, claims)
     fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
-    spare = sorted(fit, key=lambda c: c.worker in plan.late)  # of shadows the first is taken
-    # After an ordered rollback no rank continues from there, though a status may not show it yet.
+    spare = sorted(fit, key=lambda c: c.worker in plan.late)  # the first shadow is taken
+    # After a rollback was ordered no rank goes on from its step, though a status may still show it.
     lost: tuple[int, ...] = ()
     if plan.rollback is None:
         # A leaver claims its rank, but its joiner committed with the others before it died: a
@@ -352,7 +353,8 @@ def _shadow(rank: int, spare: Sequence[Member], facts: PlanFacts, resume: int) -
 
 
 def _kept_by_drained(record: JobRecord, facts: PlanFacts, ranks: Sequence[int], resume: int) -> str:
-    """The standby on a drained host that has the state of one of ``ranks``; empty if none has."""
+    """Why the plan waits: a standby on a drained host has the state of one of ``ranks``. Empty if
+    none has."""
     drained = barred(facts.view)
     for standby in line(facts.view, record, facts):
         if standby.member.host not in drained or facts.failing(standby.member.worker):

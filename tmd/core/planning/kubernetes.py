@@ -1,8 +1,9 @@
 """Decides what Kubernetes and tmd tell each other about hosts.
 
-A cordoned node, and a DrainRequest of NVSentinel, become a drain request. A host that is unfit for
-a finding, or banned, becomes a condition of its node and an Event. No node is ever cordoned here,
-and no pod evicted. Nodes without a host of tmd, and those that are not selected, are left alone.
+A cordoned node, and a DrainRequest of NVSentinel, become a drain request. A host that is unfit
+because of a finding, or banned, becomes a condition of its node and an Event. No node is ever
+cordoned here, and no pod evicted. Nodes without a host of tmd, and those that are not selected, are
+left alone.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class KubernetesRules(Struct, frozen=True):
     healthy_after_s: float = 600.0
     """How long one run of a daemon must report no finding before its node is healthy again."""
     hosts_share: float = 0.5
-    """Share of the hosts, at least two, that drains of Kubernetes must not reach."""
+    """Drains of Kubernetes stay below this share of the hosts, or below two if that is more."""
     gone_s: float = 60.0
     """How long a host without a rank must be silent before it can be drained: longer than daemons
     take to put the records of jobs back into a Redis that has lost them."""
@@ -185,10 +186,10 @@ def changes(
 def _claims(
     view: ClusterView, nodes: Sequence[KubernetesNode], known: Collection[str]
 ) -> dict[str, list[str]]:
-    """The nodes that each host is, selected or not. ``known``: hosts, also of the past.
+    """The nodes that belong to each host, selected or not. ``known``: hosts, also of the past.
 
-    Nothing is known of a host that was silent before the operator started and holds no rank. The
-    condition of its node says that it is there, and its name is only presumed."""
+    A host that was silent before the operator started and holds no rank is not among them. The
+    condition of its node tells that there was one, and its name is guessed."""
     names = [n.name for n in nodes if not n.host]
     by_name = {**matching(known, names), **matching(known_hosts(view), names)}
     found: dict[str, list[str]] = {}
@@ -241,7 +242,7 @@ def _stuck(
         elif host not in heard:
             found.append(
                 f"{what} waits: nothing was heard of host {host} since this operator started, so "
-                "that it may hold a rank: start its daemon, or complete the request by hand"
+                "it may still hold a rank: start its daemon, or complete the request by hand"
             )
         elif why := _holds_up(view, host):
             found.append(f"{what} waits: {why}")

@@ -141,7 +141,7 @@ def takes(spare: Sequence[Member], rank: int, facts: PlanFacts) -> bool:
 def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
     """Standbys of the job, in the order of ``candidates``, fit or not.
 
-    Excluded are standbys on hosts that are degraded, drained or banned, standbys that an acting
+    Excluded are standbys on hosts that are drained, banned or fatally ill, standbys that an acting
     detector found unfit, standbys of another world size, and those that cannot communicate with the
     members.
     """

@@ -73,10 +73,10 @@ def pieces(holdings: Sequence[Holding], length: int, order: SumOrder) -> list[Pi
     """How ranks with these ``holdings`` get the whole result, of ``length`` elements. Elements
     whose result all ranks have are left out.
 
-    ``None`` if no rank can give the result of some elements, and a rank has nothing of them, as
-    when its script has changed them. The other ranks may be able to compute them again, but a
-    standby may have other inputs than its rank had, and then the result would differ from the one
-    that the script has used.
+    ``None`` if no rank has the result of some elements, and either a rank has neither an input nor
+    a sum there (its script has used the result and overwritten it), or the sums cannot be combined
+    in ``order``. In the first case the others might compute them again, but a standby may have
+    other inputs than its rank had. The result would then differ from the one that was used.
     """
     bounds = {0, length}
     for each in holdings:

@@ -43,9 +43,9 @@ class GenerationLimits(NamedTuple):
     """Times after which something counts as hung."""
 
     build_s: float = 120.0
-    """For a build that was given up. The next one waits for it so long."""
+    """Longest wait of a build beside training for an abandoned one."""
     hurried_s: float = 5.0
-    """Longest wait for such a build after a loss, when the job stands still."""
+    """The same for a build for which training waits: at the start, at a switch or after a loss."""
     at_switch_s: float = 120.0
     """Longest wait for a build at a switch. Then the step is dropped, and all are built anew."""
     abort_s: float = ABORT_S
@@ -88,7 +88,7 @@ class Generations:
         """The membership whose generations are used; ``None`` in the sandbox and after a loss."""
         self._live: dict[str, Generation] = {}
         self._used: dict[str, torch.device] = {}
-        """With which tensors each group was used last."""
+        """For each group, the device of the tensors of its latest collective."""
         self._next: Preparation | None = None
         self._abandoned: list[Preparation] = []
         """Dropped preparations whose thread has not ended."""
@@ -165,14 +165,14 @@ class Generations:
         *,
         when: BuildTime = BuildTime.BESIDE,
     ) -> None:
-        """Build what ``membership`` needs, in the background: from now on, or from the switch on.
+        """Build the groups of ``membership`` in a thread, from now on or from the switch on.
 
-        ``done`` is called, in any thread, with the reason why it cannot be built, or with an empty
-        one once it can be switched to; it is not called if the preparation is dropped.
+        ``done`` is called, in any thread, with the reason why they cannot be built, or with an
+        empty one once the epoch can be switched to; not if the preparation is dropped.
 
         A group whose members stay keeps its generation. After a loss nothing is kept. An earlier
-        preparation is dropped, and its build is waited for before the next one begins: for a short
-        time only after a loss.
+        preparation is dropped. The new build begins once the thread of the earlier one has ended,
+        or after a time: see :class:`GenerationLimits`.
         """
         limits = self._limits
         with self._changing:
@@ -215,8 +215,8 @@ class Generations:
     def switch(self, membership: Membership) -> None:
         """Use the generations of ``membership`` from now on, in the main thread.
 
-        What this worker has called in the generations before is done: its device was waited for.
-        They are freed by :meth:`reap`, or once all members have come to a build at the switch.
+        The caller has waited for its device, so its calls in the previous generations are done.
+        Those are freed by :meth:`reap`, or once all members have come to a build at the switch.
 
         Raises:
             IllegalTransition: those of the epoch are not ready; nothing has changed.
@@ -247,8 +247,9 @@ class Generations:
     def follow(self, membership: Membership, lost: Callable[[], bool]) -> str:
         """Like :meth:`switch`, but returns why not; empty if it was done.
 
-        The members have voted once theirs were built. A joiner's may be built a moment later. No
-        generation is used any more after a failure: the other members have others by now.
+        The members voted after they had built theirs. A joiner may need a moment more, and this
+        waits for it. After a failure no generation is used any more, since the other members have
+        switched already.
         """
         deadline = time.monotonic() + BUILT_S
         while (coming := self._next) is not None and not coming.settled.wait(LOOK_S):
@@ -284,14 +285,14 @@ class Generations:
                 self._retire(name)
             self._held = None
 
-    def part(self, name: str) -> None:
+    def destroy_group(self, name: str) -> None:
         """The script has destroyed a group, on all its members."""
         with self._changing:
-            parted = self._live.get(name)
+            destroyed = self._live.get(name)
             self._used.pop(name, None)
             self._retire(name)
-            if parted is not None:
-                self._free([parted])
+            if destroyed is not None:
+                self._free([destroyed])
 
     def _retire(self, name: str) -> None:
         old = self._live.pop(name, None)
@@ -302,8 +303,8 @@ class Generations:
             self._to_free.append(old)
 
     def discard(self, membership: Membership | None = None) -> None:
-        """Drop what is prepared, for ``membership`` only if given. A build that runs is left to
-        itself."""
+        """Drop the prepared generations; with ``membership``, only if they are for it. A build that
+        is running is not interrupted."""
         with self._changing:
             coming = self._next
             if coming is not None and (membership is None or coming.is_for(membership)):
@@ -369,10 +370,10 @@ class Generations:
         self._to_free = [each for each in self._to_free if each.state is not GenerationState.FREED]
 
     def close(self, within_s: float, ended: Collection[str] = ()) -> tuple[str, ...]:
-        """End all; returns the groups that hang, which keep what they have.
+        """End all groups; returns those that hang, whose resources leak.
 
-        Groups of which nothing runs, as ``ended`` names them, are freed and not aborted: other
-        members may still need them.
+        Groups named in ``ended`` have no operation running. They are freed without an abort, since
+        other members may still need them.
         """
         with self._changing:
             self._drop("the worker has ended")
@@ -392,5 +393,5 @@ class Generations:
 def _obstacle(coming: Preparation, membership: Membership) -> str:
     """Why ``coming`` cannot be switched to as ``membership``; empty if it can."""
     if not coming.is_for(membership):
-        return "others are prepared"
+        return "those of another membership are prepared"
     return "" if coming.ready else coming.failure or "they are still being built"

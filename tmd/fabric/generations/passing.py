@@ -282,7 +282,7 @@ class PassingGroup(Group):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self._fabric.generations.part(self.view.name)
+        self._fabric.generations.destroy_group(self.view.name)
 
 
 def _passing(name: str, inner: str) -> Any:

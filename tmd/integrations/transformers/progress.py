@@ -56,9 +56,10 @@ class TrainerProgress:
     def __init__(self, trainer: Any, begun: str, *, late: bool) -> None:
         self._trainer, self._begun, self._late = trainer, begun, late
         self._first, self._left_out = 0, 0
-        """The epoch in which training began, and how many of its batches that checkpoint has."""
+        """The epoch in which training began, and how many batches of it the checkpoint-N covers."""
         self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
-        """``done``: batches of ``epoch`` that were trained on. ``gaps``: see `Trainer._measure`."""
+        """``done``: batches of ``epoch`` that were trained on. ``gaps``: how often
+        `Trainer._measure` has run."""
         self.stopped: list[int] = []
         """The epoch that ended early, and after how many batches."""
 
@@ -71,7 +72,7 @@ class TrainerProgress:
         return epoch < self._first
 
     def left_out(self, epoch: int) -> int:
-        """How many batches of ``epoch`` were trained on before training began."""
+        """How many batches of ``epoch`` the checkpoint-N from which training began covers."""
         return self._left_out if epoch == self._first else 0
 
     def _exportable(self) -> list[Any]:
@@ -110,7 +111,7 @@ class TrainerProgress:
         return int(self._trainer._run.get("steps_in_epoch", 0))
 
     def _goes_on(self, state: dict[str, Any]) -> bool:
-        """Whether ``state`` is of the end of a job that had fewer steps to make than this one.
+        """Whether ``state`` was saved at the end of a job with fewer steps than this one.
 
         Raises:
             RuntimeError: it ended within an epoch.
@@ -142,7 +143,7 @@ class TrainerProgress:
         """Take over where training began.
 
         Raises:
-            RuntimeError: a session checkpoint is of a job that began otherwise.
+            RuntimeError: a session checkpoint is of a job that began with another checkpoint-N.
         """
         if self._late:
             self._begun = state["begun"]
@@ -157,8 +158,8 @@ class TrainerProgress:
                 f"resume_from_checkpoint={state['begun']!r}" if state["begun"] else "no checkpoint"
             )
             raise RuntimeError(
-                f"the session checkpoint is of a job that began with {began}: begin so again to go "
-                "on from it, or choose a new output_dir or session_checkpoints"
+                f"the session checkpoint is of a job that began with {began}: begin with that "
+                "again to go on from it, or choose a new output_dir or session_checkpoints"
             )
         if "first" in state:  # not in checkpoints of 0.1.0, which began as this job did
             self.begins(state["first"], state["left_out"])

@@ -150,7 +150,8 @@ class Trainer(SavingTrainer):
         return model, loader
 
     def _save_steps(self, max_steps: int) -> int:
-        """Steps between two saves: by the arguments, as only some workers read a checkpoint-N."""
+        """Steps between two saves, by the arguments: only some workers have the state of a
+        checkpoint-N."""
         wanted = TrainerState()
         wanted.compute_steps(self.args, max_steps)
         by_epoch = self.args.save_strategy == "epoch"
@@ -164,12 +165,12 @@ class Trainer(SavingTrainer):
     def _run_epoch(self, **run: Any) -> None:
         self._run, epoch, joined = run, run["epoch"], session()
         if self._stops is not None:
-            # An epoch that this worker only walked past: the state that it took over decides.
+            # This worker skipped an epoch. Whether training ends is as in the state that it took.
             self.control.should_training_stop, self._stops = self._stops, None
         if epoch == run["epochs_trained"]:
             self._progress.begins(epoch, run["steps_trained_in_current_epoch"])
             for _ in range(epoch):
-                # Positions count calls: the number of a call is always that of the epoch.
+                # A position counts the calls. With the empty ones it is the number of the epoch.
                 for _ in joined.batches([]):
                     pass
         count = self.args.gradient_accumulation_steps
@@ -199,9 +200,9 @@ class Trainer(SavingTrainer):
     def _end_epoch(self, epoch: int) -> None:
         joined = session()
         if joined.skipped:
-            self._measure_all()  # it runs only if a rank was lost in it behind the loop
+            self._measure_all()  # runs only if a rank was lost in it, after the loop
         elif self._progress.is_past(epoch):
-            pass  # this worker has taken a rank that walks to the epoch in which training began
+            pass  # the rank taken over is still on its way to the epoch in which training began
         elif self._progress.values["epoch"] != epoch:
             log.warning("epoch %d has no batch: training ends", epoch)
             self.control.should_training_stop = True
@@ -209,7 +210,7 @@ class Trainer(SavingTrainer):
             # The length of the data was not known, so nothing was due at their end.
             self._measure_all()
         if joined.skipped:
-            # The rank that this worker took is in a later epoch, which may end training.
+            # The rank taken over is in a later epoch. Its decision to end training waits for that.
             self._stops = self.control.should_training_stop
             self.control.should_training_stop = False
 

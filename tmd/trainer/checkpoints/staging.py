@@ -18,7 +18,7 @@ from torch import Tensor
 from tmd.fabric import device
 from tmd.trainer.checkpoints.naming import OWN, Names, Path
 from tmd.trainer.state.data import Position
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.layout import Layout, flatten
 
 
@@ -60,7 +60,7 @@ class StagedState:
         seen: dict[int, Tensor] = {}
         for path, value in entries.items():
             if id(value) not in seen:
-                seen[id(value)] = part(value).to("cpu", copy=True)
+                seen[id(value)] = local_part(value).to("cpu", copy=True)
             self.copies[path] = seen[id(value)]
 
     def finish(self) -> None:
@@ -108,7 +108,7 @@ def _as_tensor(layout: Layout) -> Tensor:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return part(value).to("cpu", copy=True)
+        return local_part(value).to("cpu", copy=True)
     if isinstance(value, dict):
         return {key: _copied(held) for key, held in value.items()}
     if isinstance(value, list):

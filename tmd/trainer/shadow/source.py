@@ -2,8 +2,8 @@
 
 The state is copied unit by unit while it does not change. Later changes to copied units follow as
 the *tail* (gradients as the optimizer got them). From the first step boundary at which everything
-is copied the joiner also gets all outputs and runs the steps itself. If the outputs exceed the link
-a joiner of a planned move follows the tails up to the switch instead.
+is copied the joiner also gets all outputs and runs the steps itself. If the outputs exceed what the
+link carries, a joiner of a planned move gets only the tails until the switch.
 Rule of this file: training never waits for a joiner, except where a joiner requests it (``whole``).
 """
 
@@ -36,7 +36,7 @@ from tmd.trainer.shadow.output_load import LinkRate
 from tmd.trainer.shadow.source_context import SourceContext, SourcePace
 from tmd.trainer.shadow.unit_copy import UnitCopy
 from tmd.trainer.state.data import Position
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.layout import flatten
 from tmd.trainer.state.units import UnitDigest, whole_digest
 
@@ -60,7 +60,7 @@ class SourceStage(Enum):
     COPYING = auto()  # units and tails
     LIVE = auto()  # outputs, and tails as long as it may have to jump
     TAILS = auto()  # tails only, and the boundary of each step
-    RELEASED = auto()  # what is queued; it takes another rank than this one
+    RELEASED = auto()  # only what is queued; the joiner has taken another rank
     OVER = auto()
 
 
@@ -82,23 +82,24 @@ class ShadowSource:
         self._window = context.window
         self._meter = context.meter
         self._load, self._link_rate = context.load, LinkRate()
-        # A hot standby may have to finish a step. Of an adopted rank nobody compares the state.
+        # These need all outputs: a hot standby, since it may have to finish a step, and the joiner
+        # of an adopted rank, since nothing compares its state after the vote.
         self._needs_outputs = follow.adopted or not follow.plan
         self._copy = UnitCopy(units, limits.copy_mb_s * 1e6, self._pace.clock)
         self._outbox = Outbox(frames.staging_bound(limits, units))
         self._stage = SourceStage.OPENED
         self._staging = threading.Lock()
         self._begin: Begin | None = None
-        self._settled = self.proves = False
+        self._settled = self.proves_sums = False
         self._reached = 0
         """The step at whose start the joiner is, once it is in step; 0 if it does not say."""
         self._held_at: float | None = None
         """When a switch first waited for the joiner."""
         self._tails = True
-        """Whether the joiner may have to jump over steps."""
+        """Whether tails are sent: the joiner may have to skip steps by them."""
         self._digest: UnitDigest | None = None
         self._last_words: Dropped | None = None
-        self._took = threading.Event()
+        self._taken = threading.Event()
         self._threads = [
             threading.Thread(target=act, name=f"tmd-mirror-{role}", daemon=True)
             for role, act in (("out", self._send_all), ("in", self._listen))
@@ -158,7 +159,7 @@ class ShadowSource:
         ]
         with self._harmless():
             layout, values = flatten(self._units.values(number))
-            grads = [part(g) for i in given if (g := params[i].grad) is not None]
+            grads = [local_part(g) for i in given if (g := params[i].grad) is not None]
             self._put(frames.Tail(step, number, tuple(given), layout), [*grads, *values])
 
     def send_result(self, channel: str, payload: bytes) -> None:
@@ -169,17 +170,17 @@ class ShadowSource:
     def wait_until_taken(self, cancelled: Callable[[], bool]) -> bool:
         """After the switch: whether the joiner has assumed the rank from its shadow."""
         while not self.over and not cancelled():
-            if self._took.wait(self._pace.idle_s):
+            if self._taken.wait(self._pace.idle_s):
                 self.drop(TAKEN)
                 return True
         self.drop("the rank was not taken over")
-        return self._took.is_set()
+        return self._taken.is_set()
 
     def release(self) -> None:
-        """After a switch by which the joiner takes another rank than this one, which goes on: it
-        needs the rest of its last step, and no more."""
+        """After a switch that gave the joiner another rank. This rank goes on. The joiner needs the
+        rest of its last step, and no more."""
         self._enter(SourceStage.RELEASED)
-        if self._took.is_set():
+        if self._taken.is_set():
             self.drop(TAKEN)
 
     def hand_over(self, step: int, position: Position) -> None:
@@ -212,7 +213,7 @@ class ShadowSource:
     # --- any thread -------------------------------------------------------------------------------
 
     @property
-    def tries(self) -> bool:
+    def needs_proof(self) -> bool:
         """Whether the joiner still has to prove that it computes the same bits."""
         return self._stage is SourceStage.LIVE and not self._settled
 
@@ -263,7 +264,7 @@ class ShadowSource:
     def _arrive(self) -> None:
         """Everything is copied: choose what the joiner gets from here on."""
         why = ""
-        # After a whole copy the tails are known to lead to another state.
+        # A joiner asks for a whole copy if the tails have led it to another state.
         if self._tails and not self._needs_outputs:
             rate = self._link_rate.bytes_per_s
             why = self._load.excess(self.plan, self._units.nbytes, rate)
@@ -273,12 +274,12 @@ class ShadowSource:
             self._put(frames.GradientsOnly(why))
 
     def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
-        # A joiner of a plan may get the rank at any vote, so that each of its steps is compared. If
-        # it follows the tails it is compared after the vote.
+        # A joiner of a plan may get the rank at any vote, so each of its steps is compared before
+        # it. A joiner that follows by tails is compared after the vote.
         each = not self._settled or (bool(self.plan) and self._stage is SourceStage.LIVE)
         # With DDP equal outputs hide that the joiner's gradients have come to differ.
-        self.proves = step % self._pace.check_every == 0
-        check = each or self.proves
+        self.proves_sums = step % self._pace.check_every == 0
+        check = each or self.proves_sums
         layout, tensors = self._units.rest() if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
@@ -291,7 +292,7 @@ class ShadowSource:
     def _put(self, frame: Frame, tensors: Sequence[Tensor] = ()) -> None:
         if self._outbox.put(frame, tensors):
             return
-        # It may come back, for the gradients.
+        # The joiner may connect again, and follow by tails.
         early = self._stage is SourceStage.LIVE and not (self._settled or self._needs_outputs)
         again = early and self._load.spares(self._units.nbytes)
         if again:
@@ -390,7 +391,7 @@ class ShadowSource:
                         self._settled, self._reached = True, step
                         self._tails = self._stage is SourceStage.TAILS
                     case frames.Took():
-                        self._took.set()
+                        self._taken.set()
                         if self._stage is SourceStage.RELEASED:
                             self.drop(TAKEN)
                     case _:

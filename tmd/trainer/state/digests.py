@@ -11,7 +11,7 @@ from torch import Tensor
 from tmd.fabric import device
 from tmd.fabric.packing import flat_bytes, pack
 from tmd.trainer.state.device_digest import digest_from, sums_of
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 
 Digest = dict[str, str]
 """Hexadecimal digests (xxh3-128) by part of the state. See :func:`covered`."""
@@ -58,7 +58,7 @@ def covered(tensors: Sequence[Tensor], on_device: Sequence[bool]) -> list[bytes 
     ``on_device``: whether a device holds the parameter that a tensor belongs to. If so, the digest
     of a large tensor enters, wherever a worker keeps the tensor itself.
     """
-    parts = [part(tensor) for tensor in tensors]
+    parts = [local_part(tensor) for tensor in tensors]
     summed = [on and own.nbytes >= PACK_BELOW for own, on in zip(parts, on_device, strict=True)]
     found = raws([sums_of(own) if sums else own for own, sums in zip(parts, summed, strict=True)])
     return [
@@ -69,7 +69,7 @@ def covered(tensors: Sequence[Tensor], on_device: Sequence[bool]) -> list[bytes 
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of the part of ``tensor`` that this rank holds, in host memory."""
-    flat = flat_bytes(device.current().on_host(part(tensor)))
+    flat = flat_bytes(device.current().on_host(local_part(tensor)))
     return flat.numpy().data if flat.numel() else memoryview(b"")
 
 
@@ -78,7 +78,7 @@ def raws(tensors: Iterable[Tensor]) -> list[memoryview]:
 
     The bytes of a tensor in host memory are a view of it: use them before it changes.
     """
-    parts = [part(tensor) for tensor in tensors]
+    parts = [local_part(tensor) for tensor in tensors]
     there = [own for own in parts if device.current().holds(own)]
     if not there:
         return [raw(own) for own in parts]

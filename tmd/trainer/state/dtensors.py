@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-def part(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds, detached; it shares the memory."""
     held: Any = tensor
     if hasattr(held, "to_local"):
@@ -28,7 +28,7 @@ def like(param: Tensor, value: Tensor) -> Tensor:
     A value of another shape (a step counter) is returned unchanged.
     """
     whole: Any = param
-    if not hasattr(whole, "to_local") or value.shape != part(param).shape:
+    if not hasattr(whole, "to_local") or value.shape != local_part(param).shape:
         return value
     from torch.distributed.tensor import DTensor
 

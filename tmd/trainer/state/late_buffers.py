@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.buffers import slots
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.layout import Layout, Node, TensorSpec, dtype_of, spec_of
 
 SAME = "start all workers with the same script"
@@ -61,7 +61,7 @@ class LateBuffers:
         for path, spec in wanted.items():
             if _owner(self._module, path) is None:
                 continue  # a submodule that the next forward pass makes, with its buffers
-            if (before := held.get(path)) is None or spec_of(part(before)) != spec:
+            if (before := held.get(path)) is None or spec_of(local_part(before)) != spec:
                 self._make(path, spec, before)
 
     def _check(self, wanted: Collection[str], held: Collection[str]) -> None:

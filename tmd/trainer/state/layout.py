@@ -16,7 +16,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from tmd.core.values.errors import StateMismatch
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 PAIRS = {"dict": "pairs", "counter": "counted pairs"}
@@ -58,7 +58,7 @@ def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
             plain nor a tuple of such; the message has the path.
     """
     if isinstance(value, Tensor):
-        own = part(value)
+        own = local_part(value)
         return spec_of(own), [own]
     if isinstance(value, PLAIN):
         return _leaf(value), []

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
@@ -84,24 +84,24 @@ def _state_in(optimizer: Optimizer, saved: Sequence[Tensor]) -> bool:
     kept = [v for v in states if isinstance(v, Tensor) and v.dim()]  # no numbers of steps
     if not kept or not memory_of(kept).isdisjoint(memory_of(saved)):
         return True
-    largest = max(map(part, kept), key=Tensor.numel)
+    largest = max(map(local_part, kept), key=Tensor.numel)
     sample = sample_of(largest).cpu()
     if not sample.any():
         return False  # another tensor may be zero, too
-    alike = (t for t in map(part, saved) if t.shape == largest.shape)
+    alike = (t for t in map(local_part, saved) if t.shape == largest.shape)
     return any(torch.equal(sample_of(t).cpu(), sample) for t in alike)
 
 
 def sample_of(tensor: Tensor) -> Tensor:
     """Some elements of this rank's part, from all over it: rows of an embedding may stay as they
     are."""
-    whole = part(tensor).flatten()
+    whole = local_part(tensor).flatten()
     return whole[:: max(1, whole.numel() // SAMPLE)]
 
 
 def memory_of(tensors: Iterable[Tensor]) -> set[int]:
     """The addresses of the tensors' memory, of this rank's parts. Empty ones have none."""
-    return {part(tensor).untyped_storage().data_ptr() for tensor in tensors} - {0}
+    return {local_part(tensor).untyped_storage().data_ptr() for tensor in tensors} - {0}
 
 
 def within(

@@ -21,7 +21,7 @@ from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import BufferSlot, bytes_of, differing, equal, slots, version
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
@@ -102,9 +102,9 @@ class LocalState:
     def _keep(self) -> None:
         found = self._found()
         self._saved = {
-            name: SavedBuffer(buffer, part(buffer.buffer).clone())
+            name: SavedBuffer(buffer, local_part(buffer.buffer).clone())
             for name, buffer in found.items()
-            if self._is_watched(name, part(buffer.buffer))
+            if self._is_watched(name, local_part(buffer.buffer))
         }
         self._marks = {
             name: _mark(buffer.buffer) for name, buffer in found.items() if name not in self._saved
@@ -127,7 +127,7 @@ class LocalState:
     @property
     def has_usable_gradients(self) -> bool:
         """Whether the parameters have gradients, all finite and not all zero."""
-        grads = [part(p.grad) for p in self._params if p.grad is not None]
+        grads = [local_part(p.grad) for p in self._params if p.grad is not None]
         dense = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
         return all(bool(g.isfinite().all()) for g in dense) and any(bool(g.any()) for g in dense)
 
@@ -168,7 +168,7 @@ class LocalState:
         found = self._found()
         if size == 1 or not (found if self.exchanged is None else self.exchanged):
             return
-        blob = self._packed({name: part(each.buffer) for name, each in found.items()})
+        blob = self._packed({name: local_part(each.buffer) for name, each in found.items()})
         self._sent = {name: _mark(each.buffer) for name, each in found.items()}, blob
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
@@ -188,7 +188,7 @@ class LocalState:
             return []
         copies = msgpack.decode(blob, type=dict[str, bytes])
         names = [name for name in copies if name in written - self._late]
-        now = bytes_of({name: part(found[name].buffer) for name in names})
+        now = bytes_of({name: local_part(found[name].buffer) for name in names})
         late = [name for name in names if now[name] != copies[name]]
         self._late.update(late)
         return [name.partition(".")[2] for name in late]
@@ -259,13 +259,13 @@ class LocalState:
 
     def _buffers(self) -> dict[str, Tensor]:
         """Looked up each time: a script may replace the tensor of a buffer."""
-        return {name: part(found.buffer) for name, found in self._found().items()}
+        return {name: local_part(found.buffer) for name, found in self._found().items()}
 
     def _found(self) -> dict[str, FoundBuffer]:
         return {
             name: FoundBuffer(slot.owner, slot.name, slot.held)
             for name, slot in _slots(self._registry.modules)
-            if slot.held is not None and part(slot.held).numel()
+            if slot.held is not None and local_part(slot.held).numel()
         }
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
@@ -302,7 +302,7 @@ class SavedBuffer(NamedTuple):
         """Also if the step has removed the buffer, or put another tensor in its place."""
         owner, name, buffer = self.found
         owner._buffers[name] = buffer
-        own = part(buffer)
+        own = local_part(buffer)
         if not torch.equal(own, self.copy):  # an expanded one, for instance, cannot be written
             own.data.copy_(self.copy)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.buffers import version
-from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
@@ -56,7 +56,7 @@ class WatchedParameter(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of this rank's part."""
-        return part(self.param).nbytes
+        return local_part(self.param).nbytes
 
 
 class MovedParameters:
@@ -96,7 +96,7 @@ class MovedParameters:
         self._kept, self._voted, self._lost = marks, None, ""
         self._copies = self._to_host() if trains and (repeats or self._steps == 0) else {}
         for number in self._before_vote - self._copies.keys():
-            self._copies[number] = part(self._all[number].param).clone()
+            self._copies[number] = local_part(self._all[number].param).clone()
         self._steps += trains
 
     def look(self) -> None:
@@ -120,7 +120,7 @@ class MovedParameters:
         if moved:
             self._lost = self._all[min(moved)].name
         for number in self._after_vote - self._copies.keys() - moved:
-            self._copies[number] = _host_copy(part(self._all[number].param))
+            self._copies[number] = _host_copy(local_part(self._all[number].param))
         self._voted = None
 
     def placed(self) -> None:
@@ -141,7 +141,7 @@ class MovedParameters:
                 "since it could only go on with other numbers"
             )
         for number, saved in self._copies.items():
-            own = part(self._all[number].param)
+            own = local_part(self._all[number].param)
             before = saved.to(own.device)
             if not torch.equal(own, before):
                 own.data.copy_(before)
@@ -159,7 +159,7 @@ class MovedParameters:
         for number, watched in order:
             if watched.size <= left:
                 left -= watched.size
-                copies[number] = _host_copy(part(watched.param))
+                copies[number] = _host_copy(local_part(watched.param))
         return copies
 
 
@@ -186,7 +186,7 @@ def _moved(before: list[ParameterMark], now: list[ParameterMark]) -> set[int]:
 def _mark(param: nn.Parameter, *, sampled: bool) -> ParameterMark:
     # In nearly every step of a job: few calls of torch.
     memory = 0 if hasattr(param, "to_local") else param.data_ptr()
-    if not sampled or not (own := part(param)).data_ptr():
+    if not sampled or not (own := local_part(param)).data_ptr():
         return ParameterMark(version(param), memory, b"")
     some = own.flatten()[:: max(1, own.numel() // ELEMENTS)][:ELEMENTS]
     return ParameterMark(

@@ -21,7 +21,7 @@ from tmd.fabric import device
 from tmd.fabric.packing import unpack
 from tmd.trainer.state.digests import Digest, covered, raws
 from tmd.trainer.state.divided import set_values
-from tmd.trainer.state.dtensors import like, part
+from tmd.trainer.state.dtensors import like, local_part
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.layout import Layout, flatten, spec_of, specs, unflatten
 from tmd.trainer.state.optimizer_state import all_beside, beside, params_of, spread
@@ -95,7 +95,7 @@ class Units:
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters, which is also the size of one step's gradients."""
-        return sum(part(p).nbytes for p in self.params)
+        return sum(local_part(p).nbytes for p in self.params)
 
     @property
     def stale(self) -> str:
@@ -139,7 +139,7 @@ class Units:
             unpack(values, tensors)
         else:
             owner = self.owner(number)
-            tensors = [part(param), *(beside(owner, param, v, copy=True) for v in values[1:])]
+            tensors = [local_part(param), *(beside(owner, param, v, copy=True) for v in values[1:])]
             tensors[0].copy_(values[0])
         owner = self._owner.get(id(param))
         if owner is None:
@@ -264,7 +264,7 @@ class Units:
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for number, module in enumerate(self._registry.modules):
             for name, buffer in module.named_buffers():
-                yield f"{number}.{name}", part(buffer)
+                yield f"{number}.{name}", local_part(buffer)
 
 
 class UnitDigest:
@@ -295,7 +295,7 @@ class UnitDigest:
         size = 0
         while not self.complete and size < DIGEST_BYTES and len(tensors) < DIGEST_TENSORS:
             layout, own = self._units.collect(self._next)
-            there = device.current().holds(part(self._units.params[self._next]))
+            there = device.current().holds(local_part(self._units.params[self._next]))
             encoded.append(msgpack.encode(layout))
             counts.append(len(own))
             tensors += own

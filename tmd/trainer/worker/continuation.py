@@ -1,13 +1,15 @@
 """Finishes a step during which a rank was lost, with that rank's hot standby in its place.
 
 The operations of the step wait (:mod:`tmd.fabric.unfinished_step`), and with them, sooner or later,
-the main thread. Meanwhile this thread does what the main thread does at the boundary after a broken
-step: it reports the halt, is ready for the resume step, and enters the new epoch. There all members
-agree on the operation from which each group goes on. Wherever that is not possible the thread gives
-up: the operations end without a result, and the main thread repeats the step.
+the main thread. Meanwhile a thread of its own, the *continuation thread*, does what the main thread
+does at the boundary after a broken step: it reports the halt, is ready for the resume step, and
+enters the new epoch. There all members agree on the operation from which each group goes on.
+Wherever that is not possible the thread gives up: the operations end without a result, and the main
+thread repeats the step.
 
-Hazard: everything that is called here is otherwise called by the main thread. The thread calls it
-only while the step is suspended, when the main thread is in the script or waits for that to end.
+Hazard: the rest of the worker calls the same functions in the main thread. The continuation thread
+calls them only while the step is suspended: the main thread is then in the script, or waits. After
+a vote that broke, the main thread itself does all this.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from tmd.trainer.worker.unheard_vote import can_stand_in
 LONGEST_S = 15.0
 """Longest wait for the next directive: a new leader may be needed. Then the step is repeated."""
 REST_S = 5.0
-"""Longest wait for operations to end once their links are cut."""
+"""Longest wait for operations to end once their links are cut, and at the end for the thread."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -52,10 +54,11 @@ class FinishingParts(NamedTuple):
 
 
 class Decided:
-    """Whether a plan has settled what becomes of a hot standby whose directive was ``before``.
+    """Called with each directive of a hot standby: whether it settles what becomes of the standby.
 
-    The standby holds its state while the plan is made. If the same directive comes again, the rank
-    lives, and the standby is to follow it as before.
+    ``before`` is the directive by which the standby followed its rank. A plan makes it hold its
+    state meanwhile. If ``before`` comes again after that, the rank lives, and the standby is to
+    follow it as before.
     """
 
     def __init__(self, before: Directive) -> None:
@@ -123,8 +126,8 @@ class Continuation:
         return self._followed and self._reporter.status.activity is Activity.TRAINING
 
     def at_boundary(self) -> None:
-        """The script gets a batch. A rank that has yet to begin the step compares the state that it
-        has here, so the others must not compare a later one."""
+        """The script gets a batch. After a loss in the step all ranks compare the state that they
+        had here: a rank that has not begun the step has no later one."""
         if self._keeps:
             self._context.state.early.stand(self._driver.step)
             self._context.state.early.keep_rest()
@@ -249,8 +252,9 @@ class Continuation:
         return directive
 
     def _compares(self, directive: Sync, following: ShadowSession) -> bool:
-        """Let the source compare its state with this one before the vote. Returns whether that has
-        begun, or no other worker has the state."""
+        """Begin to compare this state with the source's, which must end before the vote. Returns
+        whether this worker may take the rank: the plan gives it the one that it follows, and the
+        comparison has begun, or no other worker has the state."""
         worker = self._reporter.status.worker
         move = next(m for m in directive.moves if m.rank == directive.rank)
         if move.joiner is None or move.joiner.worker != worker:
@@ -293,7 +297,7 @@ class Continuation:
         places = exchange(fabric, fabric.step.place(step), Place)
         again = reruns(places)
         if again is None:
-            log.warning("the broken step is repeated: a rank cannot take it up: %s", places)
+            log.warning("the broken step is repeated: a rank cannot go on with it: %s", places)
             return False
         fabric.step.go_back(again)
         return True
