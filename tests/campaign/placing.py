@@ -13,6 +13,7 @@ from tmd.campaign import points
 from tmd.campaign.places import FOLDER, RELAY
 from tmd.fabric.dial import Caller
 from tmd.trainer.checkpoints import archive
+from tmd.trainer.checkpoints.saving import Saving
 from tmd.trainer.session.session import Session
 from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.session.trace import Trace
@@ -30,8 +31,10 @@ def placed() -> Iterator[tuple[str, str]]:
 
 
 def owner_of(expression: str) -> Any:
-    """The object of that name. ``points`` imports ``archive`` within a function only."""
-    found: Any = {**vars(points), "archive": archive}[expression.partition(".")[0]]
+    """The object of that name. ``points`` imports what is about checkpoints within a function."""
+    found: Any = {**vars(points), "archive": archive, "Saving": Saving}[
+        expression.partition(".")[0]
+    ]
     for name in expression.split(".")[1:]:
         found = getattr(found, name)
     return found
@@ -46,7 +49,7 @@ def misfits(folder: str) -> dict[str, str]:
     talk = Caller._talk
     session = Session(StandaloneHooks(), Trace())
     points.Injector().follow(session)
-    # The points in `archive` are installed once a script asks for checkpoints.
+    # Those at checkpoints are installed once a script asks for checkpoints.
     _parts(Session.checkpoint)["act"](session)
     found = {f"{o}.{n}": _misfit(owner_of(o), n) for o, n in placed()}
     return {**found, "Caller._talk": _unlike(Caller._talk, talk, first=1)}

@@ -27,12 +27,14 @@ class Voting(StandaloneHooks):
         self.votes = 0
         self.calls = 0
 
-    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+    def vote(
+        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
+    ) -> VoteOutcome:
         self.seen.append("vote")
         self.votes += 1
         if self.votes - 1 in self.lost:
             raise Interrupted
-        return super().vote(local, kind)
+        return super().vote(local, kind, rehearsal=rehearsal)
 
     def applying(self, optimizer: Optimizer) -> None:
         self.seen.append("apply")

@@ -225,5 +225,41 @@ class Rehearsed(Twice):
 def test_a_rehearsed_batch_of_two_steps_is_trained_once() -> None:
     whole, rehearsed = Twice(None), Rehearsed(None)
 
-    assert rehearsed.hooks.votes == whole.hooks.votes
+    assert rehearsed.hooks.votes == whole.hooks.votes + 1
     assert all(map(torch.equal, whole.result, rehearsed.result))
+
+
+class Resumed(Trained):
+    """The job goes on from a checkpoint; its first ``skips`` batches lead to no update."""
+
+    skips = 0
+
+    def others(self) -> dict[str, Any]:
+        self.computed: list[int] = []
+        self.session._cycle.rehearses = True
+        return {}
+
+    def run(self, number: int, batch: dict[str, Tensor]) -> None:
+        with self.session.step() as step:
+            if number < self.skips:
+                step.skip_update()
+            else:
+                self.computed.append(number)
+                self.descend(self.model["a"](batch["x"]).sum())
+
+
+class Late(Resumed):
+    skips = 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "computed"), [(Resumed, [0, 0, 1, 2, 3, 4, 5]), (Late, [2, 2, 3, 4, 5])]
+)
+def test_the_first_update_after_a_checkpoint_is_rehearsed(
+    kind: type[Resumed], computed: list[int]
+) -> None:
+    """A step without a backward pass would fix no buckets."""
+    resumed = kind(None)
+
+    assert resumed.computed == computed
+    assert resumed.hooks.votes == STEPS + 1

@@ -49,10 +49,12 @@ class Hooks(Voting):
         self.present = Health()
         self.health = self.present
 
-    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+    def vote(
+        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
+    ) -> VoteOutcome:
         if self.present.broken:
             raise Interrupted
-        return super().vote(local, kind)
+        return super().vote(local, kind, rehearsal=rehearsal)
 
     def boundary(self) -> bool:
         self.present.broken = False
@@ -62,8 +64,10 @@ class Hooks(Voting):
 class BreaksLate(Hooks):
     """A rank is lost just after each vote: the step is committed."""
 
-    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
-        outcome = super().vote(local, kind)
+    def vote(
+        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
+    ) -> VoteOutcome:
+        outcome = super().vote(local, kind, rehearsal=rehearsal)
         self.present.broken = True
         return outcome
 

@@ -133,6 +133,23 @@ def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
     assert locals_[1].held(0, 4) == b""
 
 
+def test_buffers_of_a_neighbour_can_come_from_a_checkpoint() -> None:
+    """They are stored as if they had been exchanged, except those that are of another size here."""
+    lost, own, joiner = (normed() for _ in range(3))
+    lost(torch.randn(4, 3))
+    keeper, adopting = local_of(own), local_of(joiner)
+    saved = {f"0.{name}": buffer for name, buffer in lost.named_buffers()}
+    saved |= {"0.1.running_var": torch.ones(7), "0.gone": torch.ones(2), "0.empty": torch.empty(0)}
+    for rank in keeper.neighbours(2, 4):
+        keeper.hold(rank, 5, saved)
+    adopting.adopt(keeper.held(1, 5))
+
+    assert keeper.ranks_held(5) == (0, 1)
+    assert torch.equal(joiner.get_buffer("1.running_mean"), lost.get_buffer("1.running_mean"))
+    assert joiner.get_buffer("1.running_var").tolist() == [1.0] * 3
+    assert local_of(nn.Linear(2, 2)).neighbours(2, 4) == {}
+
+
 def test_a_constant_buffer_is_not_copied_and_exchanges_stay_alike() -> None:
     """A causal mask costs an empty message, even on a worker that has received it in a transfer."""
     sent: list[bytes] = []

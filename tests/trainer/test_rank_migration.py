@@ -27,6 +27,24 @@ def test_the_source_of_a_replaced_take_over_is_notified(tmp_path: Path) -> None:
         assert (made.status.activity, made.status.plan) == (Activity.PREPARED, "q")
 
 
+def test_a_worker_holds_copies_of_the_present_step_only(tmp_path: Path) -> None:
+    """It got others' buffers as the shadow of some rank. The leader asks a holder for those that a
+    lost rank had, so a worker must not name copies of an earlier step."""
+    with worker(tmp_path) as made:
+        migration, local = made.parts.migration, made.context.state.local
+        local.hold(0, 5, {})
+        made.reporter.update(holds=local.ranks_held(5))
+        migration._took(2, 5, {})
+        present = made.status.holds
+        migration._took(2, 6, {})
+        later = made.status.holds
+        migration._took(2, 5, {})
+        migration.to_pool()
+
+        assert (present, later) == ((0,), ())
+        assert made.status.holds == local.ranks_held(5) == ()
+
+
 def test_a_worker_that_goes_back_to_the_pool_builds_no_groups(tmp_path: Path) -> None:
     """A recovery for which it was ready goes on without it."""
     with worker(tmp_path) as made:

@@ -7,8 +7,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tmd.fabric import GroupView
@@ -172,6 +174,25 @@ def test_old_objects_are_released_before_a_rebuild(session: Session) -> None:
     session._make()
 
     assert found == [[], [None]]
+
+
+def test_ddp_is_known_after_a_rebuild(session: Session) -> None:
+    """A step watches it, and makes it broadcast its buffers."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def build(session: Session) -> DistributedDataParallel:
+        model = DistributedDataParallel(nn.Linear(2, 1))
+        session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
+        return model
+
+    try:
+        session.build(build)
+        session._make()
+    finally:
+        dist.destroy_process_group()
+
+    assert session._registry is not None
+    assert session._registry.wrappers == [session.built]
 
 
 def test_ranks_that_own_different_parts_do_not_have_equal_state() -> None:

@@ -12,8 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
@@ -119,6 +122,25 @@ def test_an_average_of_torch_is_named_by_its_class() -> None:
     swa = AveragedModel(model)
     (found,) = run(lambda _: swa.update_parameters(model), model=model)
     assert "AveragedModel" in found
+
+
+def test_the_state_of_a_communication_hook_is_found() -> None:
+    """A hook with a process group, or nothing, has none. DDP has one of its own."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        plain, kept = (DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2))
+        plain.register_comm_hook(None, default_hooks.allreduce_hook)
+        mixed = DistributedDataParallel(nn.Linear(2, 2), mixed_precision=_MixedPrecision())
+        state = powerSGD_hook.PowerSGDState(None)
+        kept.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        found = [
+            UnregisteredState(Registry({"model": m})).committed() for m in (plain, mixed, kept)
+        ]
+    finally:
+        dist.destroy_process_group()
+
+    assert found[:2] == ["", ""]
+    assert found[2].startswith("a communication hook of DDP keeps a PowerSGDState, which stays")
 
 
 def test_a_scheduler_is_found() -> None:

@@ -100,6 +100,7 @@ class Injector:
             return
         if RELAY in os.environ:
             _relay(os.environ[RELAY], self._host)
+        _before(Session, "batches", lambda *_: self.reach("loop"))
         _before(tmd.fabric.Fabric, "reduce_min", self._before_vote)
         _after(tmd.fabric.Fabric, "reduce_min", lambda *_: self.reach("after-vote"))
         _after(Op, "swap", self._in_vote)
@@ -129,12 +130,14 @@ class Injector:
         _before(Leaving, "wait", lambda *_: self.reach("left"))
 
     def _stand_at_checkpoints(self) -> None:
-        """Wrap the points inside a part, with half of it on disk, and at its end, once the script
-        has set up checkpoints."""
+        """Wrap the points inside a part, with half of it on disk, at its end, and before a rank
+        restores its own, once the script has set up checkpoints."""
 
         def _asked(session: Session, *_: object) -> None:
             from tmd.trainer.checkpoints import archive
+            from tmd.trainer.checkpoints.saving import Saving
 
+            _before(Saving, "go_on", lambda *_: self.reach("restoring"))
             _after(archive, "_write", lambda _, staged: self.reach(f"writing-{staged.step}"))
             _before(archive, "join_parts", lambda _, step, *__: self.reach(f"joining-{step}"))
 

@@ -38,6 +38,8 @@ from tmd.fabric.work import Work
 
 UNWIND_S = 1.0
 """Longest time until a thread that has completed its last operation has ended it."""
+INDEX_BYTES = 1 << 20
+"""Size of the largest broadcast of whole numbers that leaves them as they were if it breaks."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class OutputRequest:
     """Whether the outputs are parts of objects that another rank sends."""
     emptied: bool = False
     """See :attr:`tmd.fabric.kept_calls.CollectiveCall.emptied`."""
+    before: Sequence[Tensor] = ()
+    """What the outputs hold again if the operation breaks; empty if that does not matter."""
 
 
 class Runner:
@@ -120,6 +124,7 @@ class Runner:
             staged.queued,
             objects=call.objects,
             emptied=call.emptied,
+            before=_indices(call),
         )
 
         def act(standing: EpochView) -> None:
@@ -158,6 +163,9 @@ class Runner:
                 self.log.note_unrepeatable()
             if broken and request.emptied:
                 empty(request.outputs)  # part of an object may have arrived
+            elif broken:
+                for output, before in zip(request.outputs, request.before, strict=False):
+                    output.detach().copy_(before)
             if not later:
                 work.finish(error)
         finally:
@@ -326,3 +334,17 @@ class Runner:
 
     def _link(self, standing: EpochView, rank: int) -> Link:
         return standing.link(self.view.name, rank, patience=self.patience)
+
+
+def _indices(call: CollectiveCall) -> list[Tensor]:
+    """Copies of whole numbers that a broadcast is to replace.
+
+    DDP takes the numbers and sizes of its new buckets from two of them. Part of another message
+    there makes it allocate gigabytes.
+    """
+    whole = [o.device.type == "cpu" and not o.is_floating_point() for o in call.outputs]
+    if call.kind is not FrameKind.BROADCAST or not all(whole):
+        return []
+    if sum(output.nbytes for output in call.outputs) > INDEX_BYTES:
+        return []
+    return [output.detach().clone() for output in call.outputs]

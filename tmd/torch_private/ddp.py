@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
+    _AllreduceUpcastHookState,
+)
 from torch.nn.parallel import DistributedDataParallel
+
+AWAITED = 1
+"""Counts as true. DDP itself sets True or False in a forward pass."""
 
 
 def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
@@ -11,6 +20,36 @@ def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
     while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
         module = inner
     return module if isinstance(module, DistributedDataParallel) else None
+
+
+def await_forward(module: DistributedDataParallel) -> None:
+    """From now on :func:`reduces` is about the forward passes to come. The next one also broadcasts
+    the buffers."""
+    attributes: Any = module
+    attributes.require_forward_param_sync = AWAITED
+
+
+def reduces(module: DistributedDataParallel) -> bool:
+    """Whether the latest forward pass of ``module`` was one whose backward pass reduces gradients.
+    False if there was none."""
+    return module.require_forward_param_sync is True
+
+
+def rebuilds_buckets(module: DistributedDataParallel) -> bool:
+    """Whether ``module`` puts its gradients into other buckets after its first backward pass."""
+    return bool(module.static_graph or not module.find_unused_parameters)
+
+
+def has_rebuilt_buckets(module: DistributedDataParallel) -> bool:
+    """Whether ``module`` has done so, at the beginning of a forward pass."""
+    return bool(module._has_rebuilt_buckets)
+
+
+def hook_states(module: DistributedDataParallel) -> list[object]:
+    """What the communication hooks of ``module`` keep from step to step."""
+    states = (state for _, state in module._comm_hooks)
+    own = (ProcessGroup, _AllreduceUpcastHookState)  # of DDP itself
+    return [each for each in states if each is not None and not isinstance(each, own)]
 
 
 def rebuilt_buckets(module: nn.Module) -> str | None:

@@ -211,6 +211,19 @@ def _optimizer_state(
     return found, values
 
 
+def wrote_alike(reading: CheckpointReader, names: Names, rank: int, size: int) -> bool:
+    """Whether ``rank`` of ``size`` wrote a state with these ``names``, and so gets just that."""
+    same: bool = reading.seal.size == size and _values(reading, rank)["names"] == names.digest
+    return same
+
+
+def buffers_of(reading: CheckpointReader, rank: int) -> dict[str, Tensor]:
+    """The buffers of the modules of ``rank``, by name, in host memory."""
+    layout, tensors = _private(reading, rank, "rest")
+    buffers: dict[str, Tensor] = unflatten(layout, iter(tensors))["buffers"]
+    return buffers
+
+
 def _values(reading: CheckpointReader, rank: int) -> dict[str, Any]:
     """Values other than tensors that a rank has written."""
     layout, tensors = _private(reading, rank, "more")

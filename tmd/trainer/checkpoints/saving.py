@@ -13,8 +13,17 @@ from tmd.trainer.checkpoints.archive import CheckpointReader
 from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, Tell
 from tmd.trainer.checkpoints.naming import OWN, PRIVATE, Names, Path, Placing
 from tmd.trainer.checkpoints.placing import placing
-from tmd.trainer.checkpoints.resuming import Gathered, check, chosen, opened, restore
+from tmd.trainer.checkpoints.resuming import (
+    Gathered,
+    buffers_of,
+    check,
+    chosen,
+    opened,
+    restore,
+    wrote_alike,
+)
 from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.verification import StateVerdict
@@ -82,15 +91,24 @@ class Saving:
         """Whether ``batches()`` call number ``call`` ended before the checkpoint."""
         return self._before is not None and call < self._before.seal.position.call
 
-    def go_on(self, feed: Feed, rank: int, seed: int) -> int | None:
-        """Restore state and data position of the checkpoint; returns its step."""
+    def go_on(self, feed: Feed, local: LocalState, rank: int, seed: int) -> int | None:
+        """Restore state and data position of the checkpoint; returns its step.
+
+        Ranks exchange copies of their buffers in a vote. Until the first one a rank has those of
+        its neighbours from the checkpoint.
+        """
         before, self._before = self._before, None
         if before is None:
             return None
-        restore(before, self._named(), self._place, rank, self._size, seed)
+        names = self._named()
+        restore(before, names, self._place, rank, self._size, seed)
         feed.seek(before.seal.position)
-        self.checkpoints.passed(before.seal.step)
-        return before.seal.step
+        step = before.seal.step
+        for other in local.neighbours(rank, self._size):
+            if wrote_alike(before, names, other, self._size):
+                local.hold(other, step, buffers_of(before, other))
+        self.checkpoints.passed(step)
+        return step
 
 
 def ordered(path: Any, every: int, keep: int) -> CheckpointSchedule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import msgpack
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class VoteKind(IntEnum):
-    """What ranks vote on. Only those on steps may agree on a switch, which needs a boundary: none
-    may follow the others."""
+    """What ranks vote on. Only a vote on a step, with or without an update, can agree on a switch:
+    that needs a boundary, which need not follow the other votes."""
 
     STEPPING = 0
     """A step whose optimizer runs next."""
@@ -28,6 +28,22 @@ class VoteKind(IntEnum):
     """A repeatable function."""
     SKIPPING = 3
     """A step without an update."""
+
+
+class Unsettled(Exception):
+    """The step must be repeated on all ranks, though none was lost."""
+
+
+class Repeats(NamedTuple):
+    """Why a rank may want the step to be repeated."""
+
+    first_use: bool = False
+    """It has used a DDP module for the first time. If other ranks have not, sums may be wrong."""
+    rehearsal: bool = False
+    """It resumes from a checkpoint, and computes the first step twice."""
+
+
+NONE = Repeats()
 
 
 def ticket(membership: Membership) -> int:
@@ -44,7 +60,12 @@ def ticket(membership: Membership) -> int:
 
 
 def agree(
-    fabric: Fabric, step: int, armed: int, kind: VoteKind, shares: Sequence[int] = ()
+    fabric: Fabric,
+    step: int,
+    armed: int,
+    kind: VoteKind,
+    shares: Sequence[int] = (),
+    repeats: Repeats = NONE,
 ) -> tuple[int, tuple[int, ...]]:
     """Vote ok for ``step``; returns the ticket for which all ranks are armed, or 0.
 
@@ -53,18 +74,23 @@ def agree(
 
     Raises:
         LinkError: a rank is gone or did not vote.
+        Unsettled: ranks differ in a first use, or one rehearses: all must repeat the step.
         RuntimeError: the ranks are at different steps; nothing may be committed.
     """
-    mine = [step, -step, kind, -kind]
-    _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *shares))
-    place = rest[: len(mine)]
+    mine, first = [step, -step, kind, -kind], int(repeats.first_use)
+    wishes = (first, -first, -int(repeats.rehearsal))
+    _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *wishes, *shares))
+    place, rest = rest[: len(mine)], rest[len(mine) :]
     if place != mine:
         raise RuntimeError(
             f"ranks are at different places (steps {place[0]} to {-place[1]}): every rank must run "
             "the same number of steps in each batches() call, leave out the update of the same "
             "ones, and run the same repeatable functions between them"
         )
-    return least if least == -most else 0, tuple(rest[len(mine) :])
+    # A shadow gets the result of the ranks, in which it has no part.
+    if rest[:3] != [first, -first, 0]:
+        raise Unsettled
+    return least if least == -most else 0, tuple(rest[3:])
 
 
 def exchange(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:

@@ -46,7 +46,7 @@ class BatchLoop:
         if why := undivided(loader) or self._unshared:
             self._hooks.adoption.refuse(why)
         feed = Feed(loader, self.calls, self._base, self._place)
-        if not self._enter(feed):
+        if not self._enter(feed, local):
             return
         while self._stays(feed):
             try:
@@ -127,7 +127,7 @@ class BatchLoop:
         if self.saving is not None:
             self.saving.checkpoints.settle()
 
-    def _enter(self, feed: Feed) -> bool:
+    def _enter(self, feed: Feed, local: LocalState) -> bool:
         """Begin a call; False if the checkpoint to resume from is in a later one.
 
         Raises:
@@ -152,9 +152,9 @@ class BatchLoop:
         self._hooks.follow(feed)
         step = None
         if self.saving is not None:
-            step = self.saving.go_on(feed, self._hooks.rank, self._base())
+            step = self.saving.go_on(feed, local, self._hooks.rank, self._base())
         if step is not None:
-            self._hooks.resumed(step)
+            self._hooks.resumed(step, local)
         return True
 
     def _stays(self, feed: Feed) -> bool:

@@ -46,7 +46,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Session:
-    """One worker's part in a job. Create with :func:`tmd.trainer.worker.join`."""
+    """One worker's part in a job. Created by :func:`tmd.trainer.join`."""
 
     def __init__(self, hooks: StepHooks, trace: Trace | None = None) -> None:
         self._hooks = hooks
@@ -85,7 +85,7 @@ class Session:
 
     @property
     def step_number(self) -> int:
-        """Number of committed steps, and so of the current step, from 0."""
+        """Number of committed steps, which is also the index of the current step, from 0."""
         return self._hooks.status.step
 
     @property
@@ -96,13 +96,13 @@ class Session:
 
     @property
     def failed(self) -> bool:
-        """Whether an error of the script has left a training step."""
+        """Whether an exception of the script has left a training step."""
         return self._cycle.failed
 
     @property
     def skipped(self) -> bool:
-        """Whether the latest ``batches`` call did not run to its end here: the checkpoint, or the
-        rank that this worker took, is in a later call; also in the loop and after a ``break``."""
+        """False once this worker is at the end of the latest ``batches`` call. True in its loop,
+        after a ``break``, and if the checkpoint or the rank taken over is in a later call."""
         return self._loop.skipped
 
     @property
@@ -193,7 +193,7 @@ class Session:
         """
         first = self._registry is None
         self._check_due()
-        registry, local = self._name({"model": model, "optimizer": optimizer, **others})
+        registry, local = self._register_all({"model": model, "optimizer": optimizer, **others})
         self._data_mesh = data_mesh
         models = model if isinstance(model, list | tuple) else [model]
         self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
@@ -222,7 +222,7 @@ class Session:
         given = (self._wrapped, self._alike, local)
         return obstacle(*given, size=size, snapshots=snapshots, built=built)
 
-    def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
+    def _register_all(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
         """Register ``objects``. After a rebuild they replace those registered before."""
         if twice := sorted(objects.keys() & self._counters.keys()):
             raise ValueError(f"register() and session.counter() both name {', '.join(twice)}")
@@ -231,7 +231,7 @@ class Session:
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
         else:
-            self._registry.renew(registry.named)
+            self._registry.renew({**objects, **self._counters})
             self._local.renew()
         self._cycle.watch(registry, self._local)
         return self._registry, self._local
@@ -281,10 +281,10 @@ class Session:
     ) -> Callable[[], None]:
         """Make ``function`` safe outside of a step, for an evaluation or a gather.
 
-        Call what is returned between a step and the next batch, or after a loop, once in each such
-        place, on every rank: also where ``step.counts`` is false. ``function`` is run again if a
-        rank is lost in it, and a worker that takes a lost rank runs it from within :meth:`batches`.
-        All ranks vote on it; it counts as a step. It does nothing after a broken step.
+        Call the returned function between a step and the next batch, or after a loop: once in each
+        such place, on every rank, even if ``step.counts`` is false; after a broken step it does
+        nothing. ``function`` is run again if a rank is lost in it, and a worker that takes a lost
+        rank runs it from within :meth:`batches`. All ranks vote on it, and it counts as a step.
 
         Args:
             function: must depend on registered objects only, and on :attr:`rank`. What its result
@@ -311,7 +311,7 @@ class Session:
         For the loader of an evaluation, in a function of :meth:`repeatable`.
 
         Raises:
-            ValueError: ``loader`` divides the data otherwise, or keeps the part of one rank.
+            ValueError: ``loader`` divides the data in another way, or is fixed to one rank's part.
         """
         return self._evaluations.placed(loader, self._place(), self._hooks.warn)
 
@@ -338,8 +338,8 @@ class Session:
 
         Args:
             loader: any iterable of batches that yields the same ones when iterated again; or a
-                function of a :class:`DataPlace` that builds one for that part of the data, if a
-                loader keeps the part for which it was built.
+                function that takes a :class:`DataPlace` and returns the loader for that part of the
+                data, for loaders that are fixed to the part for which they are built.
             accumulate: with k > 1, lists of k batches for one step (gradient accumulation).
             partial: whether a last incomplete list is given, too; else it is dropped.
             leave_early: leave a step that a lost rank has broken at its next module, instead of

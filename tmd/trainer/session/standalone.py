@@ -14,7 +14,7 @@ from torch import nn
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.trainer.protocol.step_vote import VoteKind
-from tmd.trainer.session.hooks import HealthHooks, VoteOutcome
+from tmd.trainer.session.hooks import HealthHooks, Interrupted, VoteOutcome
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
@@ -122,11 +122,8 @@ class StandaloneHooks:
         torch.distributed.all_gather_object(values, own)
         return tuple(values)
 
-    def resumed(self, step: int) -> None:
+    def resumed(self, step: int, local: LocalState) -> None:
         self._status = structs.replace(self._status, step=step)
-
-    def rehearsed(self) -> None:
-        """No shadow compares."""
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         self._status = structs.replace(self._status, saved=saved, missed=missed)
@@ -141,7 +138,11 @@ class StandaloneHooks:
     def begun(self, *, trains: bool = True) -> None:
         """No peer compares step times."""
 
-    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+    def vote(
+        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
+    ) -> VoteOutcome:
+        if rehearsal:
+            raise Interrupted
         return VoteOutcome.COMMIT
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:

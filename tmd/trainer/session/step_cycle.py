@@ -45,8 +45,8 @@ class StepCycle:
         self.spoilt = False
         """Whether the latest step broke, and has not been undone."""
         self.rehearses = False
-        """Whether the first step after resuming from a checkpoint must still be computed once
-        without a vote, and repeated."""
+        """Whether the job resumes from a checkpoint, and the next training step is computed twice.
+        All ranks vote on that, so a worker that has joined since then need not know of it."""
         self._open = False
         """Whether a step has begun and not ended."""
         self._failure = ""
@@ -64,7 +64,7 @@ class StepCycle:
         self._pass: int | None = None
         """The rank of the present pass; ``None`` in the last one of a step."""
         self._losses: dict[int, float | None] = {}
-        """By adopted rank, the losses of the passes of this step so far."""
+        """The losses of the earlier passes of this step, by rank."""
         self._registry: Registry | None = None
         """Set until the first step has checked its modules for extra state."""
         self._unregistered: UnregisteredState | None = None
@@ -73,7 +73,7 @@ class StepCycle:
         self.leaves_early = False
         """Whether the present ``batches`` call leaves broken steps early."""
         self._computed = 0
-        """Training steps that this process has computed to their end."""
+        """Training steps with an update that have come to their vote here, broken ones included."""
         self._last_commit = time.monotonic()
 
     def _stage(self) -> Stage:
@@ -243,12 +243,11 @@ class StepCycle:
                 # Some modules have an extra state only after a first forward.
                 registry, self._registry = self._registry, None
                 registry.refuse_hidden()
-            if self.rehearses and self._trains and not self.hooks.shadowing:
-                self.hooks.rehearsed()
-                raise Interrupted
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
-            self.outcome = self.hooks.vote(self._local, self._kind)
+            # Without an update there may be no backward pass either, in which DDP fixes buckets.
+            again = self.rehearses and self._trains and not self._skips_update
+            self.outcome = self.hooks.vote(self._local, self._kind, rehearsal=again)
             if self.outcome is VoteOutcome.COMMIT:
                 # Little is queued on the device here. After the optimizer it would be busy again.
                 self._read_loss()
@@ -266,7 +265,7 @@ class StepCycle:
         return self._loss
 
     def end(self) -> bool:
-        """End the step; returns whether it was committed.
+        """End the step; returns whether it was committed and this worker holds the rank.
 
         Raises:
             Interrupted: it is broken.
@@ -352,8 +351,7 @@ class StepCycle:
         self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
         self._losses = {}
         self.close()
-        # Also after a loss: the new worker of the rank does not know that this step is run twice.
-        self.rehearses = False
+        self.rehearses = self.rehearses and not self._trains
         if not self.hooks.shadowing:
             self._trace.undone(self.hooks.status)
 

@@ -10,7 +10,7 @@ here: it is derived (:mod:`tmd.trainer.state.seeds`). Parameters that a step cha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +18,12 @@ from msgspec import msgpack
 from torch import Tensor, nn
 
 from tmd.core.planning.failover import HOLDER_OFFSETS
+from tmd.torch_private import ddp
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import BufferSlot, bytes_of, differing, equal, slots, version
 from tmd.trainer.state.dtensors import local_part
+from tmd.trainer.state.first_uses import FirstUses
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
@@ -32,7 +34,7 @@ larger one is copied and compared again in all steps after one that has written 
 
 Shift = Callable[[bytes, int], bytes]
 BufferMark = tuple[int, int]
-"""What differs once somebody has written to a buffer, or put another one in its place."""
+"""Identity and version of a buffer: another one once somebody has written to it or replaced it."""
 
 
 class LocalState:
@@ -50,11 +52,13 @@ class LocalState:
         """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
         self._moved = MovedParameters(registry)
+        self.first_uses = FirstUses(registry.wrappers)
         self.renew()
 
     def renew(self) -> None:
         """Use the objects registered now; there may be none for a while."""
         self._moved.renew()
+        self.first_uses.renew()
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
         self._statistics = {
@@ -72,7 +76,7 @@ class LocalState:
         """Those of them to which somebody has written since: they are copied and compared."""
         self._sent: tuple[dict[str, BufferMark], bytes] | None = None
         """Marks of the buffers when others last got copies of them, and these copies; ``None`` if
-        what differs now is no work of the script."""
+        tmd has changed buffers since."""
         self._graded: list[bool] = []
         """Whether each of the parameters had a gradient."""
         self._values: list[tuple[dict[str, Any], dict[str, KeptValue]]] = []
@@ -86,10 +90,11 @@ class LocalState:
             trains: whether an optimizer runs in the step.
             repeats: whether the step will be repeated in any case.
         """
+        self.first_uses.begin()
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
-            wrapper.require_forward_param_sync = True
+            ddp.await_forward(wrapper)
         self._moved.keep(trains=trains, repeats=repeats)
         self._keep()
         self._steps += trains
@@ -143,8 +148,8 @@ class LocalState:
     def undo(self) -> None:
         """Remove all traces of a poisoned step before its repeat, even those of code after it.
 
-        A scheduler is often stepped after the ``with`` block, which a poisoned step leaves early
-        but does not skip.
+        A poisoned step leaves the ``with`` block early, but the code after it still runs, and often
+        steps a scheduler.
         """
         self._sent = None
         forget_gathered(self._registry.modules)
@@ -166,15 +171,28 @@ class LocalState:
             LinkError: a neighbour is gone.
         """
         found = self._found()
-        if size == 1 or not (found if self.exchanged is None else self.exchanged):
+        if not self.neighbours(rank, size):
             return
         blob = self._packed({name: local_part(each.buffer) for name, each in found.items()})
         self._sent = {name: _mark(each.buffer) for name, each in found.items()}, blob
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
-        for offset in HOLDER_OFFSETS:
-            if offset < size:
-                # Copies hold the state after `step`, which is the start of the next one.
-                self._held[(rank - offset) % size, step + 1] = shift(blob, offset)
+        for other, offset in self.neighbours(rank, size).items():
+            # Copies hold the state after `step`, which is the start of the next one.
+            self._held[other, step + 1] = shift(blob, offset)
+
+    def neighbours(self, rank: int, size: int) -> dict[int, int]:
+        """The ranks of which ``rank`` keeps copies, and how far each is below it. None if no rank
+        has a buffer."""
+        if not (self.has_buffers if self.exchanged is None else self.exchanged):
+            return {}
+        return {(rank - offset) % size: offset for offset in HOLDER_OFFSETS if offset < size}
+
+    def hold(self, rank: int, step: int, buffers: Mapping[str, Tensor]) -> None:
+        """Store a copy of the buffers of ``rank`` at the start of ``step``, as far as there are
+        buffers of the same name and size here."""
+        here = self._buffers()
+        alike = {k: v for k, v in buffers.items() if k in here and here[k].nbytes == v.nbytes}
+        self._held[rank, step] = msgpack.encode(bytes_of(alike))
 
     def changed_since_vote(self) -> list[str]:
         """Buffers that the script has changed since the copies of them were exchanged: a rank that
@@ -329,8 +347,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class KeptValue(NamedTuple):
-    """A value of a parameter group, and a copy of it if it is a tensor: a script may hold that of a
-    learning rate, and fill it."""
+    """A value of a parameter group, and a copy of it if it is a tensor: the script may hold the
+    tensor of a learning rate, too, and fill it."""
 
     held: Any
     copy: Any

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from tmd.torch_private import ddp
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.left_out_optimizers import LeftOutOptimizers, memory_of, sample_of, within
 from tmd.trainer.state.state import Registry
@@ -62,7 +63,14 @@ class UnregisteredState:
         objects = gc.get_objects()
         self._optimizers.watch(objects, self._registry)
         self._found = [(weakref.ref(o), _content(o)) for o in self._unknown(objects)]
-        return ""
+        states = {type(s).__name__ for w in self._registry.wrappers for s in ddp.hook_states(w)}
+        if not states:
+            return ""
+        return (
+            f"a communication hook of DDP keeps a {', '.join(sorted(states))}, which stays behind "
+            "when the rank moves and is not undone with a broken step: use a hook without a state, "
+            "or none"
+        )
 
     def _compared(self) -> str:
         alive = [(each(), before) for each, before in self._found]

@@ -23,7 +23,7 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
-from tmd.trainer.protocol.step_vote import VoteKind, agree, gather
+from tmd.trainer.protocol.step_vote import Repeats, Unsettled, VoteKind, agree, gather
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
@@ -142,13 +142,9 @@ class Coordinator:
         """Exchange a string among all ranks during set-up. Raises RuntimeError."""
         return gather(self._fabric, own, str)
 
-    def resumed(self, step: int) -> None:
+    def resumed(self, step: int, local: LocalState) -> None:
         """The job resumes from a checkpoint of ``step``."""
-        self._reporter.update(step=step)
-
-    def rehearsed(self) -> None:
-        """All ranks run the step again, without a vote."""
-        self._parts.sources.drop_all("the first step after a checkpoint is run twice")
+        self._reporter.update(step=step, holds=local.ranks_held(step))
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         """Report a new or a missed checkpoint; any thread."""
@@ -170,21 +166,23 @@ class Coordinator:
         self._parts.sources.in_step = trains
         self._parts.continuation.begin_step(trains=trains)
 
-    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
-        """Whether this step is committed. Raises Interrupted if it must be repeated."""
+    def vote(
+        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
+    ) -> VoteOutcome:
+        """Whether this step is committed; raises Interrupted if not, as in any rank's rehearsal."""
         if self._known is not None and self._fabric.step.come_to_vote():
             raise Interrupted
         if self.idle:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
             raise Interrupted  # another attempt with the same batch: the previous one broke
-        while not self._won(local, kind):
+        while not self._won(local, kind, Repeats(local.first_uses.now, rehearsal)):
             if not self._parts.continuation.goes_on():
                 raise Interrupted
         self._fabric.step.voted()
         return VoteOutcome.COMMIT
 
-    def _won(self, local: LocalState, kind: VoteKind) -> bool:
+    def _won(self, local: LocalState, kind: VoteKind, repeats: Repeats) -> bool:
         """Vote once; returns whether the step is committed."""
         self._fabric.settle()
         parts, status = self._parts, self.status
@@ -201,13 +199,17 @@ class Coordinator:
             # This worker does not vote. If it is a hot standby, its rank may have voted.
             return can_stand_in(self._following) and self._rolls_forward()
         waits = partial(must_wait, self._fabric, parts.sources, status.step)
-        repeats = kind is VoteKind.REPEATING
-        armed = self._arming.begin_vote(lambda order: repeats or waits(order))
+        armed = self._arming.begin_vote(lambda order: kind is VoteKind.REPEATING or waits(order))
         try:
-            agreed, result = agree(self._fabric, self.status.step, armed, kind, ballot)
-        except LinkError:
+            agreed, result = agree(self._fabric, status.step, armed, kind, ballot, repeats)
+        except (LinkError, Unsettled) as error:
             self._arming.end_vote(0)
-            return self._rolls_forward()
+            if isinstance(error, LinkError):
+                return self._rolls_forward()
+            parts.sources.drop_all("the step is run again, for DDP to settle its buckets")
+            if self._following is not None:
+                self._following.shadow.spoil()
+            raise Interrupted from error
         self._switch = self._arming.end_vote(agreed)
         parts.sources.close_window()
         parts.continuation.voted(result[1])
@@ -379,8 +381,7 @@ class Coordinator:
             return is_won(self._parts.driver, self._agent, self._reporter)
         self._halt(undecided=True)
         # If the rank was given back instead, this worker must not continue the step.
-        halted = self.status.activity is Activity.STUCK
-        return halted and self._parts.recovery.rolls_forward()
+        return self.status.activity is Activity.STUCK and self._parts.recovery.rolls_forward()
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()

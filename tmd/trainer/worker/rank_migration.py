@@ -62,9 +62,9 @@ class RankMigration:
         self.driver.cancel_unless(directive)
 
     def begun(self, *, trains: bool) -> None:
-        """A step begins: the parameters do not change until an optimizer runs. If none will, they
-        may: an evaluation exchanges weights and puts them back. A digest that is being compared
-        comes first."""
+        """A step begins. If it ``trains``, parameters do not change until its optimizer runs, so a
+        digest may be computed meanwhile. An evaluation may exchange weights and put them back: a
+        digest that is being compared is completed first, and any other one is dropped."""
         if not trains:
             if self._verification.running:
                 self._state.early.finish()
@@ -144,7 +144,7 @@ class RankMigration:
             self.refuse(directive, refusal)
             return None
         assert link is not None
-        # Without the rank: on the way to its data position, scripts save and print on rank 0.
+        # Not as rank 0: the script would print and save while it goes to the data position.
         self._fit.rest()
         timings = {"prepare": time.monotonic() - started}
         if self.driver.enabled and isinstance(answer, Opening):
@@ -190,8 +190,8 @@ class RankMigration:
         return None
 
     def _go_without_shadow(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
-        """The rank cannot be shadowed: wait for its state. Of an adopted rank nobody hands it over,
-        since its holder stays."""
+        """The rank cannot be shadowed: wait for its state. The plan is refused for an adopted rank,
+        whose holder stays and hands nothing over."""
         if directive.adopted:
             self.refuse(directive, why)
         else:
@@ -234,6 +234,7 @@ class RankMigration:
             rank=takeover.rank,
             epoch=takeover.membership.epoch,
             step=takeover.step,
+            holds=self._state.local.ranks_held(takeover.step),
             shadow=None,
             detail="",
             timings={**self._reporter.status.timings, **takeover.timings},
@@ -265,9 +266,7 @@ class RankMigration:
         self._recheck()
         self.driver.end()
         self._impersonate(directive.rank)
-        self._reporter.update(
-            shadow=None, rank=directive.rank, step=takeover.step, timings=takeover.timings
-        )
+        self._took(directive.rank, takeover.step, takeover.timings)
         self._seek(takeover)
         return None
 
@@ -283,10 +282,7 @@ class RankMigration:
             return Failed()
         self.driver.end()
         self._impersonate(directive.rank)
-        timings = {"transfer": 0.0}
-        self._reporter.update(
-            shadow=None, rank=directive.rank, step=directive.resume, timings=timings
-        )
+        self._took(directive.rank, directive.resume, {"transfer": 0.0})
         self._state.seek(self._state.position)
         return None
 
@@ -312,11 +308,14 @@ class RankMigration:
         self._impersonate(directive.rank)
         if obstacle := self._tried(directive, lambda: self._snapshots.put_back(directive)):
             return obstacle
-        timings = {"transfer": time.monotonic() - started}
-        self._reporter.update(
-            shadow=None, rank=directive.rank, step=directive.resume, timings=timings
-        )
+        self._took(directive.rank, directive.resume, {"transfer": time.monotonic() - started})
         return None
+
+    def _took(self, rank: int, step: int, timings: dict[str, float]) -> None:
+        """The state of ``rank`` at the start of ``step`` is in place. Copies of the buffers of
+        other ranks, from an earlier shadow, may be of another step."""
+        holds = self._state.local.ranks_held(step)
+        self._reporter.update(shadow=None, rank=rank, step=step, holds=holds, timings=timings)
 
     def _seek(self, takeover: Takeover) -> None:
         """Go to the rank's data position, where the script must already see the rank."""
@@ -331,12 +330,19 @@ class RankMigration:
             self._fabric.discard(self._takeover.membership)
             self._await(None)
         self._fit.rest()
+        self._state.local.forget()
         # Also what was prepared for a recovery that goes on without this worker.
         self._fabric.generations.discard()
         self._fabric.generations.reap()
         # A checkpoint that it missed as a rank concerns the rank's next holder.
         self._reporter.update(
-            WorkerTransition.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None
+            WorkerTransition.STOOD_BY,
+            plan="",
+            rank=None,
+            detail="",
+            shadow=None,
+            missed=None,
+            holds=(),
         )
 
     def _await(self, takeover: Takeover | None) -> None:
@@ -357,7 +363,7 @@ class RankMigration:
             except LinkError:
                 if takeover.header is None or cancelled():
                     raise
-            # A source in the middle of a step cannot send a whole state: it comes again after it.
+            # A source in the middle of a step cannot send its whole state: it calls again later.
             takeover.link = takeover.header = None
             return self._transfer.receive(takeover, cancelled)
 

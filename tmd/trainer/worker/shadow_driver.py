@@ -92,14 +92,13 @@ class ShadowDriver:
     @property
     def step(self) -> int:
         """The step at which this worker is, as a shadow or as a rank."""
-        following = self.following
-        return self._reporter.status.step if following is None else following.step
+        return self._reporter.status.step if self.following is None else self.following.step
 
     @property
     def has_state_of(self) -> int | None:
         """The step whose initial state this worker has by shadowing; ``None`` if it has none."""
-        following = self.following
-        return following.step if following is not None and following.has_state else None
+        has_state = self.following is not None and self.following.has_state
+        return self.step if has_state else None
 
     def has(self, rank: int, step: int) -> bool:
         """Whether the state of ``rank`` itself at the start of ``step`` is here."""
@@ -116,9 +115,8 @@ class ShadowDriver:
 
     def digest_early(self, directive: Directive | None) -> None:
         """Start the digest early if the shadowed rank was lost (any thread)."""
-        following = self.following
         lost = isinstance(directive, HoldState) and directive.over
-        if lost and following is not None and following.has_state:
+        if lost and self.has_state_of is not None:
             self._state.early.begin()
 
     def begin(
@@ -216,8 +214,11 @@ class ShadowDriver:
 
         The verdict outlives the move, until a rehearsal disproves it.
         """
-        directive, suspect = following.directive, isinstance(error, Differs)
+        directive, unsettled = following.directive, self._state.local.first_uses.unsettled
+        suspect = isinstance(error, Differs) and not unsettled
         if isinstance(directive, ShadowRank):
+            if unsettled:  # DDP settles here what it had settled on the rank: try again later
+                return ShadowEnd(AfterShadow.STAND_BY)
             return self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
         found = (following.step, following.seconds, str(error))
         verdict = Rehearsal(*found, suspect=suspect, refused_rank=directive.plays)
