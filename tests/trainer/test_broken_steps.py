@@ -253,13 +253,18 @@ class Late(Resumed):
 
 
 @pytest.mark.parametrize(
-    ("kind", "computed"), [(Resumed, [0, 0, 1, 2, 3, 4, 5]), (Late, [2, 2, 3, 4, 5])]
+    ("kind", "lost", "computed"),
+    [
+        (Resumed, None, [0, 0, 1, 2, 3, 4, 5]),
+        (Late, None, [2, 2, 3, 4, 5]),
+        (Late, 0, [2, 2, 3, 4, 5]),
+    ],
 )
 def test_the_first_update_after_a_checkpoint_is_rehearsed(
-    kind: type[Resumed], computed: list[int]
+    kind: type[Resumed], lost: int | None, computed: list[int]
 ) -> None:
-    """A step without a backward pass would fix no buckets."""
-    resumed = kind(None)
+    """A step without a backward pass fixes no buckets, also if it breaks."""
+    resumed = kind(lost)
 
     assert resumed.computed == computed
-    assert resumed.hooks.votes == STEPS + 1
+    assert resumed.hooks.votes == STEPS + 1 + (lost is not None)

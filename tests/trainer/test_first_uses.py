@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tmd.torch_private import ddp
 from tmd.trainer.state.first_uses import TRIES, FirstUses
 from tmd.trainer.state.state import Registry
 
@@ -27,15 +26,9 @@ def world() -> Iterator[None]:
 class Steps:
     def __init__(self, *modules: DistributedDataParallel) -> None:
         self.uses = FirstUses(modules)
-        self._modules = modules
-
-    def begin(self) -> None:
-        self.uses.begin()
-        for each in self._modules:
-            ddp.await_forward(each)
 
     def run(self, module: nn.Module) -> tuple[bool, bool]:
-        self.begin()
+        self.uses.begin()
         module(X).sum().backward()
         return self.uses.now, self.uses.unsettled
 
@@ -62,18 +55,45 @@ def test_a_backward_pass_in_which_a_module_takes_no_part_is_no_use() -> None:
     assert found == [(True, True), (False, True), *[(False, False)] * 3]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "order", ["evaluation last", "evaluation between", "no_sync last", "early"]
+)
+def test_a_use_is_noticed_whatever_else_the_step_runs(order: str, compiled: bool) -> None:
+    """Other passes of the module, or its forward pass before the step begins."""
+    module = DistributedDataParallel(nn.Linear(2, 2))
+    run = torch.compile(module, backend="eager") if compiled else module
+    uses = FirstUses([module])
+    if order == "early":
+        loss = run(X).sum()
+        uses.begin()
+    else:
+        uses.begin()
+        loss = run(X).sum()
+    if order == "evaluation between":
+        with torch.no_grad():
+            run(X)
+    loss.backward()
+    if order == "evaluation last":
+        with torch.no_grad():
+            run(X)
+    if order == "no_sync last":
+        with module.no_sync():
+            run(X).sum().backward()
+
+    assert uses.now
+
+
 def test_a_module_that_never_settles_is_given_up() -> None:
     """Its rank would otherwise ask for a repetition for ever."""
     module = DistributedDataParallel(nn.Linear(2, 2))
     steps = Steps(module)
     found = []
-    for _ in range(TRIES + 1):
-        steps.begin()
-        module(X).sum().backward()
-        module._has_rebuilt_buckets = False
-        found.append(steps.uses.now)
+    for _ in range(TRIES + 2):
+        found.append(steps.run(module)[0])
+        module._has_rebuilt_buckets = False  # torch sets it in the second step only
 
-    assert found == [True] * TRIES + [False]
+    assert found == [True, False, *[True] * (TRIES - 1), False]
 
 
 def test_modules_that_replace_others_are_watched() -> None:

@@ -140,11 +140,14 @@ def test_buffers_of_a_neighbour_can_come_from_a_checkpoint() -> None:
     keeper, adopting = local_of(own), local_of(joiner)
     saved = {f"0.{name}": buffer for name, buffer in lost.named_buffers()}
     saved |= {"0.1.running_var": torch.ones(7), "0.gone": torch.ones(2), "0.empty": torch.empty(0)}
+    own.register_buffer("mask", torch.ones(1 << 15))
+    saved["0.mask"] = torch.ones(1 << 15)
     for rank in keeper.neighbours(2, 4):
         keeper.hold(rank, 5, saved)
     adopting.adopt(keeper.held(1, 5))
 
     assert keeper.ranks_held(5) == (0, 1)
+    assert len(keeper.held(1, 5)) < 1 << 10
     assert torch.equal(joiner.get_buffer("1.running_mean"), lost.get_buffer("1.running_mean"))
     assert joiner.get_buffer("1.running_var").tolist() == [1.0] * 3
     assert local_of(nn.Linear(2, 2)).neighbours(2, 4) == {}

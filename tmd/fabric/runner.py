@@ -7,10 +7,12 @@ may be finished with another worker waits, and runs again (:mod:`tmd.fabric.unfi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
@@ -57,8 +59,6 @@ class OutputRequest:
     """Whether the outputs are parts of objects that another rank sends."""
     emptied: bool = False
     """See :attr:`tmd.fabric.kept_calls.CollectiveCall.emptied`."""
-    before: Sequence[Tensor] = ()
-    """What the outputs hold again if the operation breaks; empty if that does not matter."""
 
 
 class Runner:
@@ -124,7 +124,6 @@ class Runner:
             staged.queued,
             objects=call.objects,
             emptied=call.emptied,
-            before=_indices(call),
         )
 
         def act(standing: EpochView) -> None:
@@ -163,9 +162,6 @@ class Runner:
                 self.log.note_unrepeatable()
             if broken and request.emptied:
                 empty(request.outputs)  # part of an object may have arrived
-            elif broken:
-                for output, before in zip(request.outputs, request.before, strict=False):
-                    output.detach().copy_(before)
             if not later:
                 work.finish(error)
         finally:
@@ -277,7 +273,8 @@ class Runner:
             tap, given = self.fabric.tap, ""
             if tap is not None and not self.log.repeats:
                 given = tap.given(call.kind.name.lower(), self.view.name, inputs)
-            body(op, outputs, inputs)
+            with _numbers_kept(call, outputs):
+                body(op, outputs, inputs)
         self.log.end()
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
         self.mirror(call.kind.name.lower(), staged.outputs, given=given)
@@ -336,15 +333,21 @@ class Runner:
         return standing.link(self.view.name, rank, patience=self.patience)
 
 
-def _indices(call: CollectiveCall) -> list[Tensor]:
-    """Copies of whole numbers that a broadcast is to replace.
+@contextmanager
+def _numbers_kept(call: CollectiveCall, outputs: Sequence[Tensor]) -> Iterator[None]:
+    """Whole numbers that a broadcast is to replace stay as they were if it breaks.
 
     DDP takes the numbers and sizes of its new buckets from two of them. Part of another message
-    there makes it allocate gigabytes.
+    there makes it allocate gigabytes. ``outputs`` are in host memory.
     """
-    whole = [o.device.type == "cpu" and not o.is_floating_point() for o in call.outputs]
-    if call.kind is not FrameKind.BROADCAST or not all(whole):
-        return []
-    if sum(output.nbytes for output in call.outputs) > INDEX_BYTES:
-        return []
-    return [output.detach().clone() for output in call.outputs]
+    small = sum(output.nbytes for output in outputs) <= INDEX_BYTES
+    whole = not any(output.is_floating_point() for output in outputs)
+    kept = call.kind is FrameKind.BROADCAST and small and whole
+    copies = [output.clone() for output in outputs] if kept else []
+    try:
+        yield
+    except LinkError:
+        for output, before in zip(outputs, copies, strict=False):
+            with torch.inference_mode(output.is_inference()):
+                output.copy_(before)
+        raise

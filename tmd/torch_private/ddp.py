@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
     _AllreduceUpcastHookState,
 )
 from torch.nn.parallel import DistributedDataParallel
-
-AWAITED = 1
-"""Counts as true. DDP itself sets True or False in a forward pass."""
 
 
 def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
@@ -22,17 +18,9 @@ def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
     return module if isinstance(module, DistributedDataParallel) else None
 
 
-def await_forward(module: DistributedDataParallel) -> None:
-    """From now on :func:`reduces` is about the forward passes to come. The next one also broadcasts
-    the buffers."""
-    attributes: Any = module
-    attributes.require_forward_param_sync = AWAITED
-
-
 def reduces(module: DistributedDataParallel) -> bool:
-    """Whether the latest forward pass of ``module`` was one whose backward pass reduces gradients.
-    False if there was none."""
-    return module.require_forward_param_sync is True
+    """Whether the backward pass of a forward pass of ``module`` that runs now reduces gradients."""
+    return torch.is_grad_enabled() and bool(module.require_backward_grad_sync)
 
 
 def rebuilds_buckets(module: DistributedDataParallel) -> bool:

@@ -247,6 +247,7 @@ class StepCycle:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
             # Without an update there may be no backward pass either, in which DDP fixes buckets.
             again = self.rehearses and self._trains and not self._skips_update
+            self.rehearses = self.rehearses and not again
             self.outcome = self.hooks.vote(self._local, self._kind, rehearsal=again)
             if self.outcome is VoteOutcome.COMMIT:
                 # Little is queued on the device here. After the optimizer it would be busy again.
@@ -351,7 +352,6 @@ class StepCycle:
         self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
         self._losses = {}
         self.close()
-        self.rehearses = self.rehearses and not self._trains
         if not self.hooks.shadowing:
             self._trace.undone(self.hooks.status)
 

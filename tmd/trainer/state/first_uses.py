@@ -27,18 +27,21 @@ class _Awaited:
     def __init__(self, module: DistributedDataParallel) -> None:
         self.module = module
         self._tries = 0
-        self._ran = False
+        self._reduces = False
+        """Whether it has run a forward pass whose backward pass reduces gradients."""
+        self.used = False
+        """Whether that backward pass has run in the present step, before buckets were settled."""
         params: list[Any] = [p for p in module.parameters() if p.requires_grad]
-        self._hooks = [p.register_post_accumulate_grad_hook(self._use) for p in params]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._run_backward) for p in params]
+        self._hooks.append(module.register_forward_hook(self._run_forward))
 
-    def _use(self, _: Tensor) -> None:
-        self._ran = True
+    def _run_forward(self, *_: Any) -> None:
+        # Its later passes, such as one of an evaluation, change nothing.
+        self._reduces = self._reduces or ddp.reduces(self.module)
 
-    @property
-    def used(self) -> bool:
-        """Whether the module has reduced gradients in the present step. Those of its parameters may
-        come from a pass in which it took no part."""
-        return self._ran and ddp.reduces(self.module)
+    def _run_backward(self, _: Tensor) -> None:
+        # Gradients may also come from a pass in which the module takes no part.
+        self.used = self.used or (self._reduces and not self.settled)
 
     @property
     def settled(self) -> bool:
@@ -46,8 +49,9 @@ class _Awaited:
 
     def next_step(self) -> bool:
         """A step begins. Returns whether the module is still to settle."""
-        self._tries += self.used
-        self._ran = False
+        if self.used:  # otherwise the forward pass may be of the step that begins
+            self._tries += 1
+            self._reduces = self.used = False
         return not self.settled and self._tries < TRIES
 
     def end(self) -> None:
@@ -70,7 +74,7 @@ class FirstUses:
         self._awaited = [_Awaited(m) for m in self._modules if ddp.rebuilds_buckets(m)]
 
     def begin(self) -> None:
-        """A step begins. Called before :func:`tmd.torch_private.ddp.await_forward`."""
+        """A step begins."""
         later = [each for each in self._awaited if each.next_step()]
         for each in self._awaited:
             if each not in later:
@@ -80,7 +84,7 @@ class FirstUses:
     @property
     def now(self) -> bool:
         """Whether the step has used a module for the first time."""
-        return any(each.used and not each.settled for each in self._awaited)
+        return any(each.used for each in self._awaited)
 
     @property
     def unsettled(self) -> bool:

@@ -18,7 +18,6 @@ from msgspec import msgpack
 from torch import Tensor, nn
 
 from tmd.core.planning.failover import HOLDER_OFFSETS
-from tmd.torch_private import ddp
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import BufferSlot, bytes_of, differing, equal, slots, version
@@ -94,7 +93,7 @@ class LocalState:
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
-            ddp.await_forward(wrapper)
+            wrapper.require_forward_param_sync = True
         self._moved.keep(trains=trains, repeats=repeats)
         self._keep()
         self._steps += trains
@@ -189,10 +188,16 @@ class LocalState:
 
     def hold(self, rank: int, step: int, buffers: Mapping[str, Tensor]) -> None:
         """Store a copy of the buffers of ``rank`` at the start of ``step``, as far as there are
-        buffers of the same name and size here."""
-        here = self._buffers()
-        alike = {k: v for k, v in buffers.items() if k in here and here[k].nbytes == v.nbytes}
-        self._held[rank, step] = msgpack.encode(bytes_of(alike))
+        buffers of the same name and size here. Large ones that hold the same here are left out:
+        they are constants."""
+        kept = {}
+        for name, here in self._buffers().items():
+            there = buffers.get(name)
+            if there is not None and there.nbytes == here.nbytes:
+                small = here.nbytes <= SMALL or name in self._statistics
+                if small or not torch.equal(here.to(there.device), there):
+                    kept[name] = there
+        self._held[rank, step] = msgpack.encode(bytes_of(kept))
 
     def changed_since_vote(self) -> list[str]:
         """Buffers that the script has changed since the copies of them were exchanged: a rank that

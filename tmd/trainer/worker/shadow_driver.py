@@ -129,6 +129,7 @@ class ShadowDriver:
     ) -> None:
         """Shadow the rank of ``directive`` from its next step."""
         self._recalls = recalls
+        self._state.local.first_uses.begin()
         self._state.early.forget()
         bound = frames.staging_bound(self._limits, self._units)
         # The whole recording of a rehearsal waits here while the rank trains on.
@@ -147,8 +148,7 @@ class ShadowDriver:
         self._reporter.update(
             WorkerTransition.SHADOWED, plan=plan, timings=timings, shadow=following.status()
         )
-        present = self._agent.directive
-        if present is not None:
+        if (present := self._agent.directive) is not None:
             # The directive may have changed before there was anything to cancel.
             self.cancel_unless(present)
 
@@ -157,8 +157,7 @@ class ShadowDriver:
 
         Returns an obstacle or the end of the shadow, if any.
         """
-        following = self.following
-        feed = self._state.feed
+        following, feed = self.following, self._state.feed
         assert following is not None
         assert feed is not None
         try:
@@ -214,14 +213,15 @@ class ShadowDriver:
 
         The verdict outlives the move, until a rehearsal disproves it.
         """
-        directive, unsettled = following.directive, self._state.local.first_uses.unsettled
-        suspect = isinstance(error, Differs) and not unsettled
+        directive, differs = following.directive, isinstance(error, Differs)
+        unsettled = differs and self._state.local.first_uses.unsettled
         if isinstance(directive, ShadowRank):
-            if unsettled:  # DDP settles here what it had settled on the rank: try again later
+            if unsettled:
+                log.info("DDP settles here what it has settled on the rank, try again: %s", error)
                 return ShadowEnd(AfterShadow.STAND_BY)
-            return self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
+            return self._rehearsed(following, directive, refusal=str(error), suspect=differs)
         found = (following.step, following.seconds, str(error))
-        verdict = Rehearsal(*found, suspect=suspect, refused_rank=directive.plays)
+        verdict = Rehearsal(*found, suspect=differs and not unsettled, refused_rank=directive.plays)
         self._reporter.report_rehearsal(directive.plays, verdict)
         self.end()
         return ShadowEnd(AfterShadow.REFUSE, str(error))
