@@ -34,6 +34,7 @@ from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.runner import Runner
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import SHIFT
+from tmd.trainer.session.loop import BatchLoop
 from tmd.trainer.session.session import Session
 from tmd.trainer.shadow.planned import PlannedSession
 from tmd.trainer.shadow.session import ShadowSession
@@ -100,7 +101,7 @@ class Injector:
             return
         if RELAY in os.environ:
             _relay(os.environ[RELAY], self._host)
-        _before(Session, "batches", lambda *_: self.reach("loop"))
+        _before(BatchLoop, "run", lambda *_: self.reach("loop"))
         _before(tmd.fabric.Fabric, "reduce_min", self._before_vote)
         _after(tmd.fabric.Fabric, "reduce_min", lambda *_: self.reach("after-vote"))
         _after(Op, "swap", self._in_vote)
