@@ -92,13 +92,14 @@ class ShadowDriver:
     @property
     def step(self) -> int:
         """The step at which this worker is, as a shadow or as a rank."""
-        return self._reporter.status.step if self.following is None else self.following.step
+        following = self.following
+        return self._reporter.status.step if following is None else following.step
 
     @property
     def has_state_of(self) -> int | None:
         """The step whose initial state this worker has by shadowing; ``None`` if it has none."""
-        has_state = self.following is not None and self.following.has_state
-        return self.step if has_state else None
+        following = self.following
+        return following.step if following is not None and following.has_state else None
 
     def has(self, rank: int, step: int) -> bool:
         """Whether the state of ``rank`` itself at the start of ``step`` is here."""
@@ -131,10 +132,9 @@ class ShadowDriver:
         self._recalls = recalls
         self._state.local.first_uses.begin()
         self._state.early.forget()
-        bound = frames.staging_bound(self._limits, self._units)
         # The whole recording of a rehearsal waits here while the rank trains on.
-        shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(directive) else bound)
-        around = (shadow, offer, self._units, self._fabric, self._limits)
+        bound = frames.staging_bound(self._limits, self._units) * (1 + is_rehearsal(directive))
+        around = (ShadowReceiver(link, bound), offer, self._units, self._fabric, self._limits)
         following: ShadowSession
         if isinstance(directive, Prepare):
             following = PlannedSession(directive, *around)
