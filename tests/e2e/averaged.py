@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import tmd.trainer
-from tmd.campaign.job import injector, samples
+from tmd.campaign.job import begin, injector, samples
 from tmd.trainer.state.digests import digest_of
 
 
@@ -62,10 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     data = TensorDataset(*samples())
     loader = DataLoader(
         data, batch_size=8, sampler=session.sampler(len(data), 8, args.steps, seed=3)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import tmd.trainer
-from tmd.campaign.job import Net, Optimizer, injector, samples
+from tmd.campaign.job import Net, Optimizer, begin, injector, samples
 from tmd.trainer import DataPlace, StepResult
 from tmd.trainer.state.digests import digest_of
 
@@ -104,10 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     # One batch less than all steps need: the last step has half of them.
     size = dist.get_world_size() * BATCH * (args.steps * ACCUMULATE - 1)
     data = TensorDataset(*samples(size))

@@ -180,6 +180,20 @@ class Run:
         view = await self.cluster.until(lambda v: bool(found(v)), f"a plan {cause} is done", 40)
         return found(view)[0]
 
+    async def lost_before_a_step(self, lost: str, *others: str) -> MigrationPlan:
+        """All ranks wait at gates. The rank at the gate ``lost`` is let go into a fault, the others
+        once the loss is known, and a standby is ready. Returns the plan that replaces the rank."""
+        for gate in (lost, *others):
+            await self.reached(gate)
+        await self.cluster.until(
+            lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "one stands by"
+        )
+        self.let_go(lost)
+        await self.cluster.until(lambda v: live_plan(v) is not None, "the loss is known")
+        for gate in others:
+            self.let_go(gate)
+        return await self.done()
+
     async def drain_rank_0(self) -> MigrationPlan:
         """Drain the host of rank 0, which stands by afterwards, while the job is slowed down."""
         await self.reached("between")

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import tmd.trainer
-from tmd.campaign.job import Net, Optimizer, injector, samples
+from tmd.campaign.job import Net, Optimizer, begin, injector, samples
 from tmd.trainer.state.digests import digest_of
 
 ACCUMULATE = 2
@@ -58,10 +57,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--unscaled", action="store_true", help="the scaler is disabled")
     args = parser.parse_args()
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     data = TensorDataset(*samples())
     sampler = session.sampler(len(data), 8, args.steps * ACCUMULATE, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=1)

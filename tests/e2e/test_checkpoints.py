@@ -11,13 +11,13 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.e2e import plain_reader
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, RANKS, Golden, live_plan, running
+from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
 from tests.e2e.spread import built, drained, script, spread, undisturbed
 from tests.marks import thorough
 from tmd import embedded
 from tmd.campaign.job import Net
 from tmd.core.values.checkpoints import REFUSED, complete, name_of
-from tmd.core.values.model import Activity, ClusterView, JobState, Severity, State
+from tmd.core.values.model import ClusterView, JobState, Severity, State
 from tmd.demo.cluster import workers
 from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
@@ -96,16 +96,7 @@ async def test_a_rank_is_lost_while_all_restore_their_checkpoint(
     faults = [*gates, "restoring@0:0=wait", "dies restoring@0:0=kill"]
     with embedded.redis() as other:
         async with running(tmp_path / "2", other.url, faults=faults, arguments=arguments) as run:
-            for name in ("one", "other", "restoring"):
-                await run.reached(name)
-            await run.cluster.until(
-                lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "one stands by"
-            )
-            run.let_go("restoring")
-            await run.cluster.until(lambda v: live_plan(v) is not None, "the loss is known")
-            run.let_go("one")
-            run.let_go("other")
-            plan = await run.done()
+            plan = await run.lost_before_a_step("restoring", "one", "other")
 
             assert run.fired("dies")
             assert plan.resume == 20

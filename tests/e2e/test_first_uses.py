@@ -54,10 +54,7 @@ async def test_a_standby_that_settles_what_ranks_have_settled_is_not_suspected(
         arguments=LONG,
         more_config="[shadow]\nhot = 1\n",
     ) as run:
-        view = await run.cluster.until(
-            lambda v: any(w.shadow is not None and w.shadow.verified for w in workers(v)),
-            "a hot standby follows",
-        )
+        view = await run.shadowed()
         refused = [r for w in workers(view) for r in w.rehearsed if r.refusal or r.suspect]
         await run.cluster.lose("h2")
         plan = await run.done()

@@ -6,8 +6,7 @@ import pytest
 
 from tests.e2e.harness import EPOCHS, Golden, live_plan, running
 from tests.marks import thorough
-from tmd.core.values.model import Activity, PlanKind
-from tmd.demo.cluster import workers
+from tmd.core.values.model import PlanKind
 from tmd.embedded import EmbeddedRedis
 
 PLACES = (
@@ -73,16 +72,7 @@ async def test_a_loss_before_the_very_first_step(
     """Survivors have run no backward pass, in which DDP settles its buckets; the joiner has."""
     gates = [f"{rank} loop@{rank}:0=wait" for rank in range(3)]
     async with running(tmp_path, redis.url, faults=[*gates, "dies data@1:0=kill"]) as run:
-        for rank in range(3):
-            await run.reached(str(rank))
-        await run.cluster.until(
-            lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "one stands by"
-        )
-        run.let_go("1")
-        await run.cluster.until(lambda v: live_plan(v) is not None, "the loss is known")
-        run.let_go("0")
-        run.let_go("2")
-        plan = await run.done()
+        plan = await run.lost_before_a_step("1", "0", "2")
 
         assert run.fired("dies")
         assert plan.resume == 0

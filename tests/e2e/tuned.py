@@ -7,12 +7,10 @@ import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tmd.trainer
-from tmd.campaign.job import injector
+from tmd.campaign.job import begin, injector
 from tmd.trainer.state.digests import digest_of
 
 FIRST = 20
@@ -23,10 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     steps = parser.parse_args().steps
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     draw = torch.Generator().manual_seed(1)
     data = torch.randn(256, 16, generator=draw)
     body, head = nn.Linear(16, 24), nn.Linear(24, 4)

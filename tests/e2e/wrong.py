@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-import tmd.trainer
-from tmd.campaign.job import injector, samples
+from tmd.campaign.job import begin, injector, samples
 from tmd.trainer.state.digests import digest_of
 
 WAYS = ("counter", "prefetch", "noise", "seed", "part", "average", "master")
@@ -26,10 +25,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--wrong", choices=WAYS, required=True)
     args = parser.parse_args()
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     rank, size = dist.get_rank(), dist.get_world_size()  # the rank may move
     data = TensorDataset(*samples())
     loader = DataLoader(data, batch_size=8, sampler=session.sampler(256, 8, args.steps, seed=3))

@@ -130,7 +130,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def leave_digest(session: tmd.trainer.Session, net: Net) -> None:
+def begin() -> tmd.trainer.Session:
+    """Join the job, with one seed on all ranks, and make the group of all ranks."""
+    torch.manual_seed(0)
+    session = tmd.trainer.join()
+    injector.follow(session)
+    dist.init_process_group("tmd")
+    return session
+
+
+def leave_digest(session: tmd.trainer.Session, net: nn.Module) -> None:
     """Record the digest of this worker's final weights."""
     weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
     folder = os.environ.get("TMD_TRACE")
@@ -141,10 +150,7 @@ def leave_digest(session: tmd.trainer.Session, net: Net) -> None:
 
 def main() -> None:
     args = arguments()
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     if args.halves:
         for half in ([0, 1], [2]):
             dist.new_group(half)

@@ -119,7 +119,7 @@ def set_healthy(
             host=host, id=uuid.uuid4().hex, code=code, by=user(), at=time.time()
         )
         await store.declare_healthy(request)
-        say(f"{host} declared healthy" + (f": {code} is cleared" if code else ""))
+        say(f"{host} declared healthy" + (f" with regard to {code}" if code else ""))
         status = view.host(host)
         if status is None:
             say(f"{host} has no heartbeat: its daemon gets the request when it is back", err=True)

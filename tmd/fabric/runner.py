@@ -340,9 +340,11 @@ def _numbers_kept(call: CollectiveCall, outputs: Sequence[Tensor]) -> Iterator[N
     DDP takes the numbers and sizes of its new buckets from two of them. Part of another message
     there makes it allocate gigabytes. ``outputs`` are in host memory.
     """
-    small = sum(output.nbytes for output in outputs) <= INDEX_BYTES
-    whole = not any(output.is_floating_point() for output in outputs)
-    kept = call.kind is FrameKind.BROADCAST and small and whole
+    kept = (
+        call.kind is FrameKind.BROADCAST  # first, since each collective comes here
+        and not any(output.is_floating_point() for output in outputs)
+        and sum(output.nbytes for output in outputs) <= INDEX_BYTES
+    )
     copies = [output.clone() for output in outputs] if kept else []
     try:
         yield

@@ -7,20 +7,12 @@ it has not used the second model when it takes a rank.
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tmd.campaign.uncompiled
-import tmd.trainer
-from tmd.campaign.points import Injector
-from tmd.trainer.state.digests import digest_of
-
-injector = Injector()
+from tmd.campaign.job import begin, injector, leave_digest
 
 
 class Net(nn.Module):
@@ -43,10 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
-    torch.manual_seed(0)
-    session = tmd.trainer.join()
-    injector.follow(session)
-    dist.init_process_group("tmd")
+    session = begin()
     models = [DistributedDataParallel(Net()) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     session.register(model=models, optimizer=optimizers)
@@ -62,10 +51,7 @@ def main() -> None:
             optimizers[number].step()
             step.record(loss)
         injector.reach("between")
-    kind = "shadow" if session.shadowing else "weights"
-    weights = [p for model in models for p in model.parameters()]
-    if folder := os.environ.get("TMD_TRACE"):
-        Path(folder, f"{kind}-{session.rank}").write_text(digest_of(weights))
+    leave_digest(session, nn.ModuleList(models))
 
 
 if __name__ == "__main__":

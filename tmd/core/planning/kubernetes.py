@@ -188,8 +188,8 @@ def _claims(
 ) -> dict[str, list[str]]:
     """The nodes that belong to each host, selected or not. ``known``: hosts, also of the past.
 
-    A host that was silent before the operator started and holds no rank is not among them. The
-    condition of its node tells that there was one, and its name is guessed."""
+    A host that was silent before the operator started and holds no rank is not in ``known``. The
+    condition of its node shows that there was one, and its name is guessed."""
     names = [n.name for n in nodes if not n.host]
     by_name = {**matching(known, names), **matching(known_hosts(view), names)}
     found: dict[str, list[str]] = {}

@@ -18,39 +18,28 @@ class RepeatedMetrics:
 
     def __init__(self) -> None:
         self._at: object = None
-        self._before: MetricStates | None = None
+        self._before: list[tuple[Metric, dict[str, Any]]] = []
 
     def begin(self, at: object, module: nn.Module) -> None:
         """A validation begins. ``at`` is the same if it is one that is run again."""
-        if self._before is not None and at == self._at:
-            self._before.put_back()
-        self._at, self._before = at, MetricStates(module)
+        if at == self._at:
+            for metric, states in self._before:
+                vars(metric).update(states)
+        metrics = (each for each in module.modules() if isinstance(each, Metric))
+        self._at, self._before = at, [(each, _states(each)) for each in metrics]
 
     def forget(self) -> None:
         """The validation counts."""
-        self._before = None
-
-
-class MetricStates:
-    """Copies of the states of all metrics of a module, and of the plain values beside them: cached
-    results, counts, and whether the states are those of all ranks."""
-
-    def __init__(self, module: nn.Module) -> None:
-        metrics = [each for each in module.modules() if isinstance(each, Metric)]
-        self._kept = [(each, _states(each)) for each in metrics]
-
-    def put_back(self) -> None:
-        """Give all metrics the copies, which are theirs from then on: call it once."""
-        for metric, states in self._kept:
-            vars(metric).update(states)
+        self._before = []
 
 
 def _states(metric: Metric) -> dict[str, Any]:
-    states = metric._defaults
+    """Copies of the states of a metric, and of the plain values beside them: cached results,
+    counts, and whether the states are those of all ranks."""
     return {
         name: _copied(value)
         for name, value in vars(metric).items()
-        if name in (*states, *RESULTS) or isinstance(value, PLAIN)
+        if name in (*metric._defaults, *RESULTS) or isinstance(value, PLAIN)
     }
 
 

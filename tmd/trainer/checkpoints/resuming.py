@@ -153,8 +153,8 @@ def restore(
         StateMismatch: the checkpoint is of another model, or cannot be divided differently.
     """
     values_of = cache(partial(_values, reading))
-    own = values_of(rank) if reading.seal.size == size else {}
-    same = own.get("names") == names.digest
+    same = _wrote_alike(reading, values_of, names, rank, size)
+    own = values_of(rank) if same else {}
     first = own if same else values_of(0)
     like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
     targets = {} if like_first else names.buffers(rank, place)
@@ -211,14 +211,25 @@ def _optimizer_state(
     return found, values
 
 
-def wrote_alike(reading: CheckpointReader, names: Names, rank: int, size: int) -> bool:
+def _wrote_alike(
+    reading: CheckpointReader,
+    values_of: Callable[[int], dict[str, Any]],
+    names: Names,
+    rank: int,
+    size: int,
+) -> bool:
     """Whether ``rank`` of ``size`` wrote a state with these ``names``, and so gets just that."""
-    same: bool = reading.seal.size == size and _values(reading, rank)["names"] == names.digest
+    same: bool = reading.seal.size == size and values_of(rank).get("names") == names.digest
     return same
 
 
-def buffers_of(reading: CheckpointReader, rank: int) -> dict[str, Tensor]:
-    """The buffers of the modules of ``rank``, by name, in host memory."""
+def buffers_of(
+    reading: CheckpointReader, names: Names, rank: int, size: int
+) -> dict[str, Tensor] | None:
+    """The buffers that :func:`restore` gives ``rank``, by name, in host memory; ``None`` if they
+    are not its own."""
+    if not _wrote_alike(reading, partial(_values, reading), names, rank, size):
+        return None
     layout, tensors = _private(reading, rank, "rest")
     buffers: dict[str, Tensor] = unflatten(layout, iter(tensors))["buffers"]
     return buffers

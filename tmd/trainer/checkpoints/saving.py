@@ -13,15 +13,7 @@ from tmd.trainer.checkpoints.archive import CheckpointReader
 from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, Tell
 from tmd.trainer.checkpoints.naming import OWN, PRIVATE, Names, Path, Placing
 from tmd.trainer.checkpoints.placing import placing
-from tmd.trainer.checkpoints.resuming import (
-    Gathered,
-    buffers_of,
-    check,
-    chosen,
-    opened,
-    restore,
-    wrote_alike,
-)
+from tmd.trainer.checkpoints.resuming import Gathered, buffers_of, check, chosen, opened, restore
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
@@ -105,8 +97,8 @@ class Saving:
         feed.seek(before.seal.position)
         step = before.seal.step
         for other in local.neighbours(rank, self._size):
-            if wrote_alike(before, names, other, self._size):
-                local.hold(other, step, buffers_of(before, other))
+            if (buffers := buffers_of(before, names, other, self._size)) is not None:
+                local.hold(other, step, buffers)
         self.checkpoints.passed(step)
         return step
 

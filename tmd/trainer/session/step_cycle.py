@@ -246,7 +246,7 @@ class StepCycle:
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
             # Without an update there may be no backward pass either, in which DDP fixes buckets.
-            again = self.rehearses and self._trains and not self._skips_update
+            again = self.rehearses and self._kind is VoteKind.STEPPING
             self.rehearses = self.rehearses and not again
             self.outcome = self.hooks.vote(self._local, self._kind, rehearsal=again)
             if self.outcome is VoteOutcome.COMMIT:

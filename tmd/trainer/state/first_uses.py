@@ -48,11 +48,14 @@ class _Awaited:
         return ddp.has_rebuilt_buckets(self.module)
 
     def next_step(self) -> bool:
-        """A step begins. Returns whether the module is still to settle."""
+        """A step begins. Returns whether the module is still to settle; ends the watch if not."""
         if self.used:  # otherwise the forward pass may be of the step that begins
             self._tries += 1
             self._reduces = self.used = False
-        return not self.settled and self._tries < TRIES
+        unsettled = not self.settled and self._tries < TRIES
+        if not unsettled:
+            self.end()
+        return unsettled
 
     def end(self) -> None:
         for hook in self._hooks:
@@ -75,11 +78,7 @@ class FirstUses:
 
     def begin(self) -> None:
         """A step begins."""
-        later = [each for each in self._awaited if each.next_step()]
-        for each in self._awaited:
-            if each not in later:
-                each.end()
-        self._awaited = later
+        self._awaited = [each for each in self._awaited if each.next_step()]
 
     @property
     def now(self) -> bool:

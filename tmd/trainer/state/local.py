@@ -169,18 +169,19 @@ class LocalState:
         Raises:
             LinkError: a neighbour is gone.
         """
-        found = self._found()
-        if not self.neighbours(rank, size):
+        neighbours = self.neighbours(rank, size)
+        if not neighbours:
             return
+        found = self._found()
         blob = self._packed({name: local_part(each.buffer) for name, each in found.items()})
         self._sent = {name: _mark(each.buffer) for name, each in found.items()}, blob
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
-        for other, offset in self.neighbours(rank, size).items():
+        for other, offset in neighbours.items():
             # Copies hold the state after `step`, which is the start of the next one.
             self._held[other, step + 1] = shift(blob, offset)
 
     def neighbours(self, rank: int, size: int) -> dict[int, int]:
-        """The ranks of which ``rank`` keeps copies, and how far each is below it. None if no rank
+        """The ranks of whose buffers ``rank`` keeps copies, with their distances. Empty if no rank
         has a buffer."""
         if not (self.has_buffers if self.exchanged is None else self.exchanged):
             return {}
