@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from docs.generate.figures import SIZES, Row, facts, of_size, result
+from docs.generate.figures import SIZES, Row, cpu, facts, of_size, result
 from docs.generate.svg import Bar, Dots, Span, bars, dots, lanes
 
 OURS, OTHERS, COPY = "#2da44e", "#8c959f", "#bf8700"
@@ -26,13 +26,13 @@ def chart_of_kills() -> str:
         "Downtime of kill -9 beyond one step, 10 M parameters, four ranks",
         "seconds; bar: median, line: least to greatest; two cores, CPU only; pairs side by side",
         [
-            _bar("tmd (AMD EPYC)", Row("", *ours, digits=2), OURS),
+            _bar(f"tmd ({cpu('downtime')})", Row("", *ours, digits=2), OURS),
             _bar(
                 "torchrun, checkpoint each step",
                 Row("", "downtime", ("torchrun: downtime after kill -9",), digits=2),
                 OTHERS,
             ),
-            _bar("tmd (Intel Xeon)", Row("", *theirs, digits=2), OURS),
+            _bar(f"tmd ({cpu('peers')})", Row("", *theirs, digits=2), OURS),
             _bar("torchft, tuned", Row("", "peers", ("downtime_s",), digits=2), OTHERS),
         ],
     )
@@ -49,7 +49,7 @@ def chart_of_pauses() -> str:
             rows.append(Dots(label, [run["pause_s"] for run in runs], fill))
     return dots(
         "Pause of a planned move beyond one step",
-        "seconds; dot: one move, line: median; two cores (AMD EPYC), CPU only",
+        f"seconds; dot: one move, line: median; two cores ({cpu('pause')}), CPU only",
         rows,
     )
 
@@ -66,7 +66,7 @@ def life_of_a_broken_step() -> str:
     return lanes(
         "kill -9 of rank 3, which a hot standby follows, at 10 M parameters",
         "green: a step; red: a discarded one; pale: wait for the vote, and optimizer; "
-        "two cores (AMD EPYC), CPU only",
+        f"two cores ({cpu('hot')}), CPU only",
         panels,
         "kill",
         SHOWN[1],

@@ -49,7 +49,8 @@ def _cell(row: Row, value: float | None) -> str:
     return "" if value is None else f"{row.scale * value:.{row.digits}f}"
 
 
-def _cpu(file: str) -> str:
+def cpu(file: str) -> str:
+    """The processor on which ``file`` was measured."""
     return str(result(file)["machine"].get("cpu", "AMD EPYC")).replace("(R)", "").split(" Proc")[0]
 
 
@@ -62,7 +63,7 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         found = facts(row)
         numbers = (_cell(row, found.get(key)) for key in ("median", "min", "max"))
-        cells = (row.label, row.unit, *numbers, str(found["n"]), _cpu(row.file), f"`{row.file}`")
+        cells = (row.label, row.unit, *numbers, str(found["n"]), cpu(row.file), f"`{row.file}`")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
