@@ -246,7 +246,6 @@ def test_a_loss_that_comes_later_leaves_an_adopted_rank_where_it_is() -> None:
     [
         ({"elastic": None}, ""),
         ({"elastic": "its script calls reduce"}, "no other rank can compute for it: its script"),
-        ({"step": 1}, "step 1 is one of the first 2"),
     ],
 )
 def test_in_doubt_the_job_holds(fields: dict[str, object], why: str) -> None:
@@ -254,7 +253,7 @@ def test_in_doubt_the_job_holds(fields: dict[str, object], why: str) -> None:
     scene = Elastic()
     scene.loses("h2")
     for host in ("h0", "h1", "h3"):
-        scene.changes(host, **(fields if host == "h0" or "step" in fields else {}))
+        scene.changes(host, **(fields if host == "h0" else {}))
     record = scene.steer()
 
     assert scene.plan.phase is Phase.RECOVER
@@ -281,13 +280,13 @@ def test_no_rank_is_adopted_while_a_host_cannot_read_of_that(unread: bool) -> No
         view = structs.replace(view, unread=("h9",))
     else:
         view = structs.replace(view, hosts=(*view.hosts, HostStatus("h9", "i", reads=1)))
-    found = refusal(view, list(scene.statuses.values()), STEP)
+    found = refusal(view, list(scene.statuses.values()))
     able = scene.view
 
     assert found is not None
     assert "h9" in found
-    assert refusal(able, list(scene.statuses.values()), STEP) == ""
-    assert refusal(able, [], STEP) is None
+    assert refusal(able, list(scene.statuses.values())) == ""
+    assert refusal(able, []) is None
 
 
 def test_only_a_record_that_names_adopted_ranks_needs_a_later_version() -> None:

@@ -84,8 +84,7 @@ async def test_a_job_that_lost_a_state_resumes_from_its_checkpoint(
 async def test_a_rank_is_lost_while_all_restore_their_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """No rank has begun a step. The first one is rehearsed after a resume, but not by a new worker,
-    so the others must not rehearse it either. The buffers of the rank are in no vote yet."""
+    """No rank has begun a step, and the buffers of the rank are in no vote yet."""
     arguments = (*writing(tmp_path / "c"), *LONE)
     async with running(
         tmp_path / "1", redis.url, faults=["forward@1:25=wait"], arguments=arguments, standby=()

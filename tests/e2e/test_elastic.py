@@ -125,7 +125,7 @@ async def ends_like(run: Run, golden: Undisturbed, *lost: MigrationPlan) -> floa
     assert here.keys() == there.keys()
     differences = [abs(_loss(here[key]) - _loss(there[key])) for key in there]
     before = [key for key in there if key[1] < (lost[0].resume or 0)]
-    for plan in lost:
+    for plan in filter(lambda p: p.resume, lost):
         print(f"plan {plan.id}: {gap_s(trace, plan):.3f} s between two commits")
     print(f"largest difference of {len(differences)} losses: {max(differences):.2e}")
 
@@ -159,6 +159,18 @@ async def test_a_rank_is_adopted_and_given_to_the_standby_that_comes(
         assert [(m.rank, m.joiner) for m in lost.moves] == [(2, None)]
         assert (grown.kind, grown.cause) == (PlanKind.PLANNED, SHRUNK)
         assert grown.how == "live shadow of rank 1"
+        await ends_like(run, golden, lost)
+
+
+@pytest.mark.thorough
+async def test_a_rank_is_adopted_in_the_very_first_step(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Undisturbed
+) -> None:
+    async with elastic(tmp_path, redis, "backward@2:0=kill") as run:
+        (lost,) = await shrunk(run, 2)
+        await come_back(run, "h2")
+
+        assert lost.resume == 0
         await ends_like(run, golden, lost)
 
 

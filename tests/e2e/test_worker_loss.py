@@ -55,7 +55,7 @@ async def test_kill_9_at_every_place_of_a_step(
 async def test_a_loss_in_the_very_first_step(
     point: str, arguments: tuple[str, ...], tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """Survivors have no buckets yet and the joiner has: two attempts may be needed."""
+    """The joiner has run backward passes, and survivors have run one or none."""
     async with running(
         tmp_path, redis.url, faults=[f"{point}@1:0=kill"], arguments=arguments
     ) as run:
@@ -69,7 +69,7 @@ async def test_a_loss_in_the_very_first_step(
 async def test_a_loss_before_the_very_first_step(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """Survivors have run no backward pass, in which DDP settles its buckets; the joiner has."""
+    """Survivors have run no backward pass, after which DDP would change its buckets."""
     gates = [f"{rank} loop@{rank}:0=wait" for rank in range(3)]
     async with running(tmp_path, redis.url, faults=[*gates, "dies data@1:0=kill"]) as run:
         plan = await run.lost_before_a_step("1", "0", "2")

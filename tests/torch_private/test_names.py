@@ -31,34 +31,81 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("world")
-def test_ddp_reports_its_buckets_once_they_are_rebuilt() -> None:
-    """``DistributedDataParallel._get_ddp_logging_data``."""
-    model = DistributedDataParallel(nn.Linear(2, 2))
-    before = ddp.rebuilt_buckets(model)
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"bucket_cap_mb": 0.0001},
+    {"bucket_cap_mb": 0.0001, "gradient_as_bucket_view": True},
+    {"bucket_cap_mb": 0.0001, "static_graph": True},
+)
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+
+
+def trained(model: nn.Module) -> list[torch.Tensor]:
     for _ in range(3):
-        model(torch.ones(1, 2)).sum().backward()
-
-    assert before == ""
-    assert ddp.rebuilt_buckets(model)
-    assert ddp.rebuilt_buckets(nn.Linear(2, 2)) is None
+        model(torch.ones(1, 4)).sum().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 @pytest.mark.usefixtures("world")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_ddp_notes_that_it_has_rebuilt_its_buckets(compiled: bool) -> None:
-    """``DistributedDataParallel._has_rebuilt_buckets``, from the second forward pass on."""
-    model = DistributedDataParallel(nn.Linear(2, 2))
-    script = torch.compile(model, backend="eager") if compiled else model
-    found = []
-    for _ in range(3):
-        script(torch.ones(1, 2)).sum().backward()
-        found.append(ddp.has_rebuilt_buckets(model))
+@pytest.mark.parametrize("passes", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ddp_takes_given_buckets_and_keeps_them(kind: dict[str, Any], passes: int) -> None:
+    """``Reducer._update_process_group``, ``_push_all_rebuilt_params``, ``_rebuild_buckets``,
+    ``DistributedDataParallel._build_params_for_reducer``, ``bucket_bytes_cap``, ``logger``,
+    ``_get_ddp_logging_data`` and ``_has_rebuilt_buckets``. In a model whose modules run in the
+    order of their registration they are those that DDP would choose, also after a first pass."""
+    fixed, free = (DistributedDataParallel(layers(), **kind) for _ in range(2))
+    for _ in range(passes):
+        fixed(torch.zeros(1, 4)).sum().backward()
+    found = ddp.fix_buckets(fixed)
+    fixed.zero_grad()
+    gradients = trained(fixed)
 
-    assert found == [False, True, True]
-    assert ddp.rebuilds_buckets(model)
-    unused = DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True)
-    assert not ddp.rebuilds_buckets(unused)
+    assert all(map(torch.equal, gradients, trained(free)))
+    assert found == ddp.fix_buckets(free) == ddp.fix_buckets(fixed)
+    assert len(found.split(", ")) == (3 if kind else 1)
+    assert fixed._has_rebuilt_buckets
+
+
+@pytest.mark.usefixtures("world")
+def test_the_buckets_of_ddp_do_not_follow_the_order_in_which_modules_run() -> None:
+    class Backwards(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.Sequential(*reversed(self))(x)
+
+    fixed, free = (
+        DistributedDataParallel(Backwards(*layers()), bucket_cap_mb=0.0001) for _ in range(2)
+    )
+    found = ddp.fix_buckets(fixed)
+
+    assert all(map(torch.equal, trained(fixed), trained(free)))
+    assert ddp.fix_buckets(fixed) == found == "11 10 9 8, 7 6 5 4, 3 2 1 0"
+    assert ddp.fix_buckets(free) == "1 0 3 2, 5 4 7 6, 9 8 11 10"
+
+
+@pytest.mark.usefixtures("world")
+def test_ddp_that_looks_for_unused_parameters_keeps_its_first_buckets() -> None:
+    model = DistributedDataParallel(layers(), find_unused_parameters=True)
+
+    assert ddp.fix_buckets(model) == ""
+    assert len(trained(model)) == 12
+    assert not model._has_rebuilt_buckets
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("thaws", [False, True])
+def test_parameters_that_are_frozen_after_ddp_was_built_are_refused(thaws: bool) -> None:
+    inner = layers()
+    first = next(inner.parameters()).requires_grad_(not thaws)
+    model = DistributedDataParallel(inner)
+    first.requires_grad_(thaws)
+
+    with pytest.raises(ValueError, match=r"set requires_grad before that"):
+        ddp.fix_buckets(model)
 
 
 @pytest.mark.usefixtures("world")

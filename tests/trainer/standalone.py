@@ -27,14 +27,12 @@ class Voting(StandaloneHooks):
         self.votes = 0
         self.calls = 0
 
-    def vote(
-        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
-    ) -> VoteOutcome:
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         self.seen.append("vote")
         self.votes += 1
         if self.votes - 1 in self.lost:
             raise Interrupted
-        return super().vote(local, kind, rehearsal=rehearsal)
+        return super().vote(local, kind)
 
     def applying(self, optimizer: Optimizer) -> None:
         self.seen.append("apply")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
 
 from tests.fabric.test_grouping import TABLE
 from tmd.fabric import GroupView
-from tmd.trainer.state.compatibility import bucket_layout, group_mismatch
+from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch
 
 WORLD = GroupView("0", (0, 1, 2, 3))
 THREE = GroupView("0", (0, 1, 2))
@@ -56,21 +55,8 @@ def test_groups_without_a_counterpart_are_refused(ours, table) -> None:
     assert "build their groups alike" in group_mismatch(ours, table, 0)
 
 
-class Reducing(nn.Module):
-    """A DDP module that has rebuilt its buckets, or not yet."""
-
-    def __init__(self, buckets: str) -> None:
-        super().__init__()
-        self.buckets = buckets
-
-    def _get_ddp_logging_data(self) -> dict[str, str]:
-        return {"rebuilt_per_bucket_param_indices": self.buckets}
-
-
-def test_buckets_are_known_once_all_are_rebuilt() -> None:
-    settled, fresh, plain = Reducing("1 0"), Reducing(""), nn.Linear(1, 1)
-
-    assert bucket_layout([settled, plain, settled]) == "1 0|1 0"
-    assert bucket_layout([settled, fresh]) == ""
-    assert bucket_layout([fresh, fresh]) == ""
-    assert bucket_layout([plain]) == ""
+def test_other_buckets_are_refused() -> None:
+    """One of them may be without DDP."""
+    assert bucket_mismatch("1 0", "1 0") == ""
+    assert "1 0 here, 1, 0 there; give DistributedData" in bucket_mismatch("1 0", "1, 0")
+    assert "buckets differ: none here, 1 0 there" in bucket_mismatch("", "1 0")

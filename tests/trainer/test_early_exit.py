@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ from tmd.trainer.state.local import LocalState
 
 LAYERS = 4
 Passes = list[tuple[str, int]]
-SETTLED = 2
-"""The first step in which DDP has settled its buckets."""
+SECOND = 1
+"""The first step that may be left."""
 
 
 class Health:
@@ -49,12 +50,10 @@ class Hooks(Voting):
         self.present = Health()
         self.health = self.present
 
-    def vote(
-        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
-    ) -> VoteOutcome:
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         if self.present.broken:
             raise Interrupted
-        return super().vote(local, kind, rehearsal=rehearsal)
+        return super().vote(local, kind)
 
     def boundary(self) -> bool:
         self.present.broken = False
@@ -64,10 +63,8 @@ class Hooks(Voting):
 class BreaksLate(Hooks):
     """A rank is lost just after each vote: the step is committed."""
 
-    def vote(
-        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
-    ) -> VoteOutcome:
-        outcome = super().vote(local, kind, rehearsal=rehearsal)
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+        outcome = super().vote(local, kind)
         self.present.broken = True
         return outcome
 
@@ -113,9 +110,10 @@ class Job:
         at: tuple[str, int] | None = None,
         *,
         ddp: bool = True,
+        static: bool = False,
         again: bool = False,
         early: bool = True,
-        breaks: int = SETTLED,
+        breaks: int = SECOND,
         hooks: Hooks | None = None,
     ) -> None:
         torch.manual_seed(0)
@@ -125,7 +123,8 @@ class Job:
         self._at, self._breaks, self._hooks = at, breaks, hooks or Hooks()
         self._session = Session(self._hooks)
         stack = Stack(self._note, again=again)
-        model = DistributedDataParallel(stack, bucket_cap_mb=0.0001) if ddp else stack
+        wrap = partial(DistributedDataParallel, bucket_cap_mb=0.0001, static_graph=static)
+        model = wrap(stack) if ddp else stack
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
         self._session.register(model=model, optimizer=optimizer)
         draw = torch.Generator().manual_seed(1)
@@ -161,18 +160,20 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 WHOLE = [("forward", n) for n in range(LAYERS)] + [("backward", n) for n in reversed(range(LAYERS))]
-ONCE = [StepResult.COMMITTED] * 2 + [StepResult.SPOILT] + [StepResult.COMMITTED] * 3
+ONCE = [StepResult.COMMITTED, StepResult.SPOILT] + [StepResult.COMMITTED] * 4
 
 
-@pytest.mark.parametrize("ddp", [True, False])
+@pytest.mark.parametrize(
+    "job_of", [partial(Job, static=True), partial(Job, static=False), partial(Job, ddp=False)]
+)
 @pytest.mark.parametrize("at", [("forward", 1), ("backward", 2), ("backward", 0)])
-def test_no_module_computes_after_the_loss(at: tuple[str, int], ddp: bool) -> None:
+def test_no_module_computes_after_the_loss(at: tuple[str, int], job_of: Callable[..., Job]) -> None:
     """Forward as well as backward; the weights are those of an undisturbed job, bit for bit."""
-    job = Job(at, ddp=ddp)
+    job = job_of(at)
 
     assert job.passes == WHOLE[: WHOLE.index(at) + 1]
     assert job.results == ONCE
-    assert job.ends_like(Job(ddp=ddp))
+    assert job.ends_like(job_of())
 
 
 @pytest.mark.parametrize("ddp", [True, False])
@@ -192,16 +193,14 @@ def test_after_the_vote_nothing_is_left() -> None:
     assert job.ends_like(Job())
 
 
-@pytest.mark.parametrize("breaks", range(SETTLED))
 @pytest.mark.parametrize("at", [("forward", 1), ("backward", 2)])
-def test_the_steps_in_which_ddp_settles_are_computed_to_their_end(
-    at: tuple[str, int], breaks: int
-) -> None:
-    """Otherwise the order of its sums would be another one than a standby's."""
-    job = Job(at, breaks=breaks)
+def test_the_first_step_is_computed_to_its_end(at: tuple[str, int]) -> None:
+    """With ``static_graph`` DDP counts in it how often each gradient is computed."""
+    job = Job(at, static=True, breaks=0)
 
     assert job.passes == WHOLE
-    assert job.results.index(StepResult.SPOILT) == breaks
+    assert job.results[0] is StepResult.SPOILT
+    assert job.ends_like(Job(static=True))
 
 
 def test_modules_in_other_threads_are_not_left() -> None:
@@ -240,7 +239,7 @@ def accumulated(breaks_in: int | None) -> tuple[list[StepResult | None], list[Te
             for number, batch in enumerate(pair):
                 with model.no_sync() if number == 0 else nullcontext():
                     out = model(batch)
-                    if len(results) == SETTLED and number == breaks_in:
+                    if len(results) == SECOND and number == breaks_in:
                         hooks.present.broken = True
                     out.square().sum().backward()
             optimizer.step()
@@ -267,7 +266,7 @@ def test_a_compiled_model_trains_on() -> None:
     for batch in session.batches([torch.ones(1, 4)] * 5, leave_early=True):
         with session.step() as step:
             out = run(batch)
-            hooks.present.broken = len(results) == SETTLED
+            hooks.present.broken = len(results) == SECOND
             out.sum().backward()
             optimizer.step()
         results.append(step.result)

@@ -1,6 +1,5 @@
 """A worker's offer of its state to a joiner that asks during a step."""
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -18,38 +17,6 @@ from tmd.trainer.state.roles import Role
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Rebuild
-
-
-class Reducing(nn.Linear):
-    """Like DDP: a call during a step that waits for others waits as well."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.lock = threading.Lock()
-        self.buckets = ""
-
-    def _get_ddp_logging_data(self) -> dict[str, str]:
-        with self.lock:
-            return {"rebuilt_per_bucket_param_indices": self.buckets}
-
-
-def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
-    """It has the buckets that the main thread saw once they were settled."""
-    model = Reducing()
-    registry = Registry({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
-    context = context_of(registry, wrapped=(model,))
-    fit, layouts = context.fit, context.state.layouts
-    seen = [fit.look_at_buckets()]
-    model.buckets = "1 0"
-    seen += [fit.look_at_buckets(), fit.look_at_buckets()]
-    offers = []
-    with model.lock:
-        asker = threading.Thread(target=lambda: offers.append(fit.offer(layouts)))
-        asker.start()
-        asker.join(timeout=30)
-
-        assert [o.buckets for o in offers] == ["1 0"]
-        assert seen == ["", "1 0", "1 0"]
 
 
 def plain(model: nn.Module) -> torch.optim.Optimizer:

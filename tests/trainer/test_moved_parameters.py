@@ -46,10 +46,10 @@ class Job:
         self.local = LocalState(registry)
         self.before: list[torch.Tensor] = []
 
-    def begin(self, *, repeats: bool = False) -> None:
+    def begin(self) -> None:
         """A step, before anything is computed in it."""
         self.before = self.values
-        self.local.begin(repeats=repeats)
+        self.local.begin()
 
     def commit(self, after: Callable[[], object] = lambda: None) -> None:
         """It is committed, and ``after`` runs behind its block."""
@@ -141,14 +141,9 @@ def test_an_averaged_model_of_torch_is_put_back() -> None:
     assert torch.equal(average.n_averaged, count)
 
 
-@pytest.mark.parametrize("step", ["first", "repeated"])
-def test_the_first_step_is_put_back_whatever_it_changes(step: str) -> None:
-    """And so is the one after a checkpoint, which is always run twice."""
+def test_the_first_step_is_put_back_whatever_it_changes() -> None:
     job = Job()
-    for _ in range(0 if step == "first" else 5):
-        job.begin()
-        job.commit()
-    job.begin(repeats=step == "repeated")
+    job.begin()
     in_place(job.other.weight)
     in_place(job.model.weight)
     job.breaks(lambda: in_place(job.other.bias))

@@ -52,7 +52,8 @@ class Rank(Facts):
         self.fabric = Fabric(f"w{number}", KEY)
         self.member = Member(f"w{number}", f"h{number}", self.fabric.address)
         limits = ShadowLimits(copy_mb_s=rate)
-        self.context = context_of(script.registry(), self.fabric, limits=limits)
+        self.registry = script.registry()
+        self.context = context_of(self.registry, self.fabric, limits=limits)
         self.units, self.window = self.context.units, self.context.window
         self.state = self.context.state
         self.state.feed = Feed(range(100), 0, lambda: 0, lambda: DataPlace(0, 1))
@@ -281,8 +282,8 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
 
 
 def sums_in(rank: Rank, buckets: str) -> None:
-    """Buckets as DDP has settled them."""
-    rank.context.fit._buckets = buckets
+    """Buckets of DDP, which the models here lack."""
+    rank.registry.buckets = buckets
 
 
 def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:

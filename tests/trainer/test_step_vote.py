@@ -4,7 +4,7 @@ import pytest
 
 from tests.fabric.circle import circle
 from tmd.core.values.model import Member, Membership
-from tmd.trainer.protocol.step_vote import Repeats, Unsettled, VoteKind, agree, ticket
+from tmd.trainer.protocol.step_vote import VoteKind, agree, ticket
 
 
 def membership(epoch, *hosts):
@@ -33,33 +33,6 @@ def test_ranks_switch_only_if_all_mean_the_same(armed, agreed):
         found = c.each(lambda f: agree(f, 7, armed[f.rank], VoteKind.STEPPING)[0])
 
     assert found == [agreed] * 3
-
-
-@pytest.mark.parametrize("kind", [VoteKind.STEPPING, VoteKind.SKIPPING])
-@pytest.mark.parametrize(
-    ("repeats", "agreed"),
-    [
-        ((Repeats(), Repeats(), Repeats()), True),
-        ((Repeats(first_use=True),) * 3, True),
-        ((Repeats(first_use=True), Repeats(), Repeats(first_use=True)), False),
-        ((Repeats(), Repeats(rehearsal=True), Repeats()), False),
-        ((Repeats(rehearsal=True),) * 3, False),
-    ],
-    ids=["none", "first use of all", "first use of some", "rehearsal of one", "rehearsal of all"],
-)
-def test_a_step_is_repeated_on_all_ranks_or_on_none(kind, repeats, agreed):
-    """DDP has other buckets at its first use, which are of equal size where there is only one."""
-
-    def vote(fabric):
-        try:
-            return agree(fabric, 0, THIS, kind, (7, 9), repeats[fabric.rank])
-        except Unsettled:
-            return None
-
-    with circle(3) as c:
-        found = c.each(vote)
-
-    assert found == [(THIS, (7, 9)) if agreed else None] * 3
 
 
 def test_an_update_that_only_some_ranks_leave_out_is_an_error():

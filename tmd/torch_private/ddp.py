@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.mixed_precision_hooks import (
     _AllreduceUpcastHookState,
 )
 from torch.nn.parallel import DistributedDataParallel
+
+from tmd.torch_private.c10d import Work
 
 
 def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
@@ -18,19 +24,84 @@ def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
     return module if isinstance(module, DistributedDataParallel) else None
 
 
-def reduces(module: DistributedDataParallel) -> bool:
-    """Whether the backward pass of a forward pass of ``module`` that runs now reduces gradients."""
-    return torch.is_grad_enabled() and bool(module.require_backward_grad_sync)
+def fix_buckets(module: DistributedDataParallel) -> str:
+    """Assign the gradients of ``module`` to buckets for good; returns the indices of each bucket's
+    parameters in words. Empty if DDP never changes the buckets that it begins with.
+
+    They go into buckets in the reverse order of the parameters. By itself DDP has a single bucket
+    in the first backward pass, and then assigns gradients in the order in which they became ready
+    on rank 0. A process that has yet to run that pass would call other collectives than the others,
+    which hang or add up gradients of different parameters.
+
+    Raises:
+        ValueError: parameters were frozen or thawed after DDP was built.
+    """
+    if module.find_unused_parameters and not module.static_graph:
+        return ""
+    if not module._has_rebuilt_buckets:
+        buckets = _assigned(module)
+        _rebuild(module, [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]])
+        return ", ".join(" ".join(map(str, each)) for each in buckets)
+    assert module.logger is not None
+    module.logger.set_runtime_stats_and_log()
+    return str(_logged(module).get("rebuilt_per_bucket_param_indices", ""))
 
 
-def rebuilds_buckets(module: DistributedDataParallel) -> bool:
-    """Whether ``module`` puts its gradients into other buckets after its first backward pass."""
-    return bool(module.static_graph or not module.find_unused_parameters)
+def _assigned(module: DistributedDataParallel) -> list[list[int]]:
+    """The indices of the parameters of each bucket, as large as DDP would make them."""
+    params, expects_sparse = module._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    known = _logged(module)["num_parameter_tensors"]
+    if len(params) != known:
+        raise ValueError(
+            f"a model has {len(params)} parameters that require gradients, and had {known} when "
+            "DistributedDataParallel was built: set requires_grad before that"
+        )
+    limits = list(getattr(module, "bucket_bytes_cap_list", ()))  # not in torch 2.11
+    if not limits:
+        first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if module.bucket_bytes_cap_default else []
+        limits = [*first, module.bucket_bytes_cap]
+    order = list(reversed(range(len(params))))
+    buckets, _ = dist._compute_bucket_assignment_by_size(
+        [params[i] for i in order], limits, expects_sparse, order
+    )
+    return [list(each) for each in buckets]
 
 
-def has_rebuilt_buckets(module: DistributedDataParallel) -> bool:
-    """Whether ``module`` has done so, at the beginning of a forward pass."""
-    return bool(module._has_rebuilt_buckets)
+def _logged(module: DistributedDataParallel) -> dict[str, Any]:
+    logged: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    return logged
+
+
+def _rebuild(module: DistributedDataParallel, broadcasts: list[list[int]]) -> None:
+    """Let the reducer of ``module`` get these numbers in the broadcasts of its rebuild."""
+    reducer, alone = module.reducer, _Alone(broadcasts)
+    reducer._update_process_group(alone)
+    try:
+        # It does nothing before the first backward pass, unless it is given all parameters.
+        if not reducer._rebuild_buckets():
+            reducer._push_all_rebuilt_params()
+            reducer._rebuild_buckets()
+    finally:
+        reducer._update_process_group(module.process_group)
+    module._has_rebuilt_buckets = True
+
+
+class _Alone(ProcessGroup):
+    """A group of one rank, which gets given numbers in broadcasts."""
+
+    def __init__(self, broadcasts: list[list[int]]) -> None:
+        super().__init__(0, 1)  # type: ignore[call-arg]
+        self._broadcasts = iter(broadcasts)
+
+    def broadcast(self, tensors: list[torch.Tensor], _: object) -> Work:  # type: ignore[override]
+        (numbers,) = tensors
+        numbers.copy_(torch.tensor(next(self._broadcasts), dtype=numbers.dtype))
+        return _Done()
+
+
+class _Done(Work):
+    def wait(self, _: object = None) -> bool:
+        return True
 
 
 def hook_states(module: DistributedDataParallel) -> list[object]:
@@ -38,12 +109,3 @@ def hook_states(module: DistributedDataParallel) -> list[object]:
     states = (state for _, state in module._comm_hooks)
     own = (ProcessGroup, _AllreduceUpcastHookState)  # of DDP itself
     return [each for each in states if each is not None and not isinstance(each, own)]
-
-
-def rebuilt_buckets(module: nn.Module) -> str | None:
-    """The gradient buckets of ``module`` once its reducer has rebuilt them, empty until then.
-
-    ``None`` if ``module`` is not a DDP module. DDP keeps its lock while a step waits for others.
-    """
-    logged = getattr(module, "_get_ddp_logging_data", None)
-    return None if logged is None else str(logged().get("rebuilt_per_bucket_param_indices", ""))

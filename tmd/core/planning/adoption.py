@@ -26,8 +26,6 @@ from tmd.core.values.model import (
 
 ATTEMPTS = 3
 """Moves to a standby that may be dropped before it is not asked any more."""
-SETTLED_STEP = 2
-"""DDP settles how it sums gradients in the first steps, and all workers must settle it alike."""
 
 
 def adopted(vacant: Iterable[int], owners: Collection[int]) -> dict[int, int]:
@@ -47,15 +45,13 @@ def adopted(vacant: Iterable[int], owners: Collection[int]) -> dict[int, int]:
     return found
 
 
-def refusal(view: ClusterView, statuses: Sequence[WorkerStatus], resume: int) -> str | None:
-    """Why no rank is adopted by the workers of ``statuses`` at step ``resume``; empty if some can
-    be, ``None`` if the script has not asked for that."""
+def refusal(view: ClusterView, statuses: Sequence[WorkerStatus]) -> str | None:
+    """Why no rank is adopted by the workers of ``statuses``; empty if some can be, ``None`` if the
+    script has not asked for that."""
     if not statuses or any(status.elastic is None for status in statuses):
         return None
     if older := (*view.earlier, *view.unread):
         return f"{', '.join(older)} cannot read of adopted ranks: update tmd there"
-    if resume < SETTLED_STEP:
-        return f"step {resume} is one of the first {SETTLED_STEP}"
     return next((status.elastic for status in statuses if status.elastic), "")
 
 

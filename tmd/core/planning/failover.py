@@ -197,7 +197,7 @@ def _adopters(
     missing = cast.missing or _vacant(record, plan, facts, cast.vacant)
     if not cast.vacant or plan.rollback is not None:
         return {}, missing
-    why = refusal(facts.view, [facts.status[m.worker] for m in owners.values()], resume)
+    why = refusal(facts.view, [facts.status[m.worker] for m in owners.values()])
     if why is None:
         return {}, missing
     if why:

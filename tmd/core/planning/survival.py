@@ -122,8 +122,7 @@ def _outlook(
 def _goes_on_smaller(view: ClusterView, record: JobRecord, known: WorkerStatuses) -> bool:
     """Whether other ranks would compute for a lost one."""
     members = [known[m.worker] for m in record.membership.members if m.worker in known]
-    step = max((w.step for w in members), default=0)
-    return record.world_size > 1 and refusal(view, members, step) == ""
+    return record.world_size > 1 and refusal(view, members) == ""
 
 
 def _with_standbys(

@@ -74,11 +74,6 @@ class Saving:
             found = "no checkpoint" if self._before is None else str(self._before.path)
             log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether there is a checkpoint to resume from."""
-        return self._before is not None
-
     def skips(self, call: int) -> bool:
         """Whether ``batches()`` call number ``call`` ended before the checkpoint."""
         return self._before is not None and call < self._before.seal.position.call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import msgpack
 
@@ -30,22 +30,6 @@ class VoteKind(IntEnum):
     """A step without an update."""
 
 
-class Unsettled(Exception):
-    """The step must be repeated on all ranks, though none was lost."""
-
-
-class Repeats(NamedTuple):
-    """Why a rank may want the step to be repeated."""
-
-    first_use: bool = False
-    """It has used a DDP module for the first time. If other ranks have not, sums may be wrong."""
-    rehearsal: bool = False
-    """It resumes from a checkpoint, and computes the first step twice."""
-
-
-NONE = Repeats()
-
-
 def ticket(membership: Membership) -> int:
     """The number by which a rank votes for a switch to ``membership``: its epoch, and a checksum of
     its rank assignment.
@@ -65,7 +49,6 @@ def agree(
     armed: int,
     kind: VoteKind,
     shares: Sequence[int] = (),
-    repeats: Repeats = NONE,
 ) -> tuple[int, tuple[int, ...]]:
     """Vote ok for ``step``; returns the ticket for which all ranks are armed, or 0.
 
@@ -74,12 +57,10 @@ def agree(
 
     Raises:
         LinkError: a rank is gone or did not vote.
-        Unsettled: ranks differ in a first use, or one rehearses: all must repeat the step.
         RuntimeError: the ranks are at different steps; nothing may be committed.
     """
-    mine, first = [step, -step, kind, -kind], int(repeats.first_use)
-    wishes = (first, -first, -int(repeats.rehearsal))
-    _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *wishes, *shares))
+    mine = [step, -step, kind, -kind]
+    _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *shares))
     place, rest = rest[: len(mine)], rest[len(mine) :]
     if place != mine:
         raise RuntimeError(
@@ -87,10 +68,7 @@ def agree(
             "the same number of steps in each batches() call, leave out the update of the same "
             "ones, and run the same repeatable functions between them"
         )
-    # A shadow gets the result of the ranks, in which it has no part.
-    if rest[:3] != [first, -first, 0]:
-        raise Unsettled
-    return least if least == -most else 0, tuple(rest[3:])
+    return least if least == -most else 0, tuple(rest)
 
 
 def exchange(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:

@@ -20,7 +20,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tmd.core.values.snapshots import wanted_every
-from tmd.torch_private.ddp import ddp_of
 from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
@@ -171,7 +170,7 @@ class Session:
         """Name the state that moves with this rank: everything that a step changes.
 
         Args:
-            model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
+            model: an ``nn.Module``, bare or in DDP, whose buckets it fixes, or a list of them.
             optimizer: a ``torch.optim.Optimizer`` or a list of them. The state of a
                 ``ZeroRedundancyOptimizer`` is unique; use :meth:`build` with it.
             replicas: groups of ranks whose state is equal after each step. By default it follows
@@ -188,7 +187,8 @@ class Session:
 
         Raises:
             TypeError: the state of an object cannot move, or an optimizer overlaps with DDP.
-            ValueError: ``replicas`` is wrong for some rank, or ``snapshots`` is negative.
+            ValueError: ``replicas`` is wrong for some rank, ``snapshots`` is negative, or
+                ``requires_grad`` was changed after DDP was built.
             RuntimeError: called twice, or a rank was lost during set-up.
         """
         first = self._registry is None
@@ -270,11 +270,6 @@ class Session:
         atexit.register(saving.checkpoints.close)
         if not self._hooks.shadowing:
             saving.choose(self.rank, self._hooks.gathered, resume=resume)
-            if saving.goes_on:
-                # DDP fixes its buckets, and thereby the order of sums, in the first step.
-                ddp = any(ddp_of(module) is not None for module in self._wrapped)
-                other = any(self._hooks.gathered("1" * ddp))
-                self._cycle.rehearses = self.world_size > 1 and other
 
     def repeatable(
         self, function: Callable[[], T], then: Callable[[T], object] | None = None, name: str = ""

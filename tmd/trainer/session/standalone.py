@@ -14,7 +14,7 @@ from torch import nn
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.trainer.protocol.step_vote import VoteKind
-from tmd.trainer.session.hooks import HealthHooks, Interrupted, VoteOutcome
+from tmd.trainer.session.hooks import HealthHooks, VoteOutcome
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
@@ -138,11 +138,7 @@ class StandaloneHooks:
     def begun(self, *, trains: bool = True) -> None:
         """No peer compares step times."""
 
-    def vote(
-        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
-    ) -> VoteOutcome:
-        if rehearsal:
-            raise Interrupted
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         return VoteOutcome.COMMIT
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:

@@ -21,8 +21,6 @@ from tmd.trainer.state.unregistered import UnregisteredState
 
 log = logging.getLogger("tmd.trainer")
 
-SETTLING_STEPS = 2
-
 
 class StepCycle:
     """Takes each step from beginning to end.
@@ -44,9 +42,6 @@ class StepCycle:
         that an optimizer that is called there starts no vote."""
         self.spoilt = False
         """Whether the latest step broke, and has not been undone."""
-        self.rehearses = False
-        """Whether the job resumes from a checkpoint, and the next training step is computed twice.
-        All ranks vote on that, so a worker that has joined since then need not know of it."""
         self._open = False
         """Whether a step has begun and not ended."""
         self._failure = ""
@@ -72,8 +67,8 @@ class StepCycle:
         self._warnings: list[str] = []
         self.leaves_early = False
         """Whether the present ``batches`` call leaves broken steps early."""
-        self._computed = 0
-        """Training steps with an update that have come to their vote here, broken ones included."""
+        self._has_computed = False
+        """Whether a training step with an update has come to its vote here, even if it broke."""
         self._last_commit = time.monotonic()
 
     def _stage(self) -> Stage:
@@ -106,7 +101,7 @@ class StepCycle:
             self._local.zero_gradients()
             self._drops = False
         if not self.spoilt:  # a further step of a broken batch is undone with the first one
-            self._local.begin(trains=trains, repeats=self.rehearses)
+            self._local.begin(trains=trains)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun(trains=trains)
@@ -206,12 +201,11 @@ class StepCycle:
     def can_be_left(self) -> bool:
         """Whether a step is open that will be repeated, and whose vote has not begun.
 
-        In its first two steps DDP settles its buckets, and with them the order of sums: those are
-        computed to their end, as is the first one after a checkpoint.
+        The first one is computed to its end: DDP with ``static_graph`` counts in it how often each
+        gradient is computed.
         """
         votes_later = self._open and self._trains and self.outcome is None
-        settled = self._computed >= SETTLING_STEPS and not self.rehearses
-        return votes_later and settled and self.hooks.health.known_broken
+        return votes_later and self._has_computed and self.hooks.health.known_broken
 
     def _decide_to_apply(self) -> None:
         self._check_trains()
@@ -234,7 +228,8 @@ class StepCycle:
             assert self._local is not None
             self._settle()
             self._trace.computed()
-            self._computed += self._trains and self._pass is None and not self._skips_update
+            updates = self._trains and not self._skips_update
+            self._has_computed |= updates and self._pass is None
             if self.spoilt:
                 raise Interrupted  # a further step of a batch that comes again
             if self._trains and not skipped:
@@ -245,10 +240,7 @@ class StepCycle:
                 registry.refuse_hidden()
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
-            # Without an update there may be no backward pass either, in which DDP fixes buckets.
-            again = self.rehearses and self._kind is VoteKind.STEPPING
-            self.rehearses = self.rehearses and not again
-            self.outcome = self.hooks.vote(self._local, self._kind, rehearsal=again)
+            self.outcome = self.hooks.vote(self._local, self._kind)
             if self.outcome is VoteOutcome.COMMIT:
                 # Little is queued on the device here. After the optimizer it would be busy again.
                 self._read_loss()

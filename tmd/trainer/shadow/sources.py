@@ -58,7 +58,6 @@ class ShadowSources:
 
     def at_boundary(self, step: int) -> None:
         """``step`` begins; announced once, even if the step is repeated."""
-        self._fit.look_at_buckets()
         if any(mirror.over for mirror in self._mirrors):
             self._sweep()
         if self._mirrors and step != self._announced and not self._verification.pending:

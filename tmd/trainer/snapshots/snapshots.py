@@ -108,7 +108,7 @@ class Snapshots:
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
-            position, buckets = self._state.feed.position, self._fit.look_at_buckets()
+            position, buckets = self._state.feed.position, self._state.buckets
             taking.begin(position, self._units, self._outbox, buckets)
         self._window.open(step)
         with self._changed:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from tmd.fabric import GroupTable, GroupView
-from tmd.torch_private.ddp import rebuilt_buckets
 from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.state import owned
 
 
-def bucket_layout(wrapped: Sequence[nn.Module]) -> str:
-    """The buckets of all DDP modules, once all their reducers have rebuilt them; else empty."""
-    parts = [found for module in wrapped if (found := rebuilt_buckets(module)) is not None]
-    return "|".join(parts) if all(parts) else ""
-
-
 def bucket_mismatch(ours: str, theirs: str) -> str:
-    """Why gradients would be summed in another order; empty if the order is the same."""
-    if ours and theirs and ours != theirs:
-        return f"gradient buckets differ: {ours} here, {theirs} there"
-    return ""
+    """Why gradients would be summed with those of other parameters; empty if they would not."""
+    if ours == theirs:
+        return ""
+    return (
+        f"gradient buckets differ: {ours or 'none'} here, {theirs or 'none'} there; give "
+        "DistributedDataParallel the same arguments on all ranks"
+    )
 
 
 def part_mismatch(ours: Layouts, theirs: Layouts) -> str:

@@ -22,7 +22,6 @@ from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import BufferSlot, bytes_of, differing, equal, slots, version
 from tmd.trainer.state.dtensors import local_part
-from tmd.trainer.state.first_uses import FirstUses
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
@@ -51,13 +50,11 @@ class LocalState:
         """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
         self._moved = MovedParameters(registry)
-        self.first_uses = FirstUses(registry.wrappers)
         self.renew()
 
     def renew(self) -> None:
         """Use the objects registered now; there may be none for a while."""
         self._moved.renew()
-        self.first_uses.renew()
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
         self._statistics = {
@@ -82,19 +79,14 @@ class LocalState:
         """Parameter groups, and what they had."""
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
-    def begin(self, *, trains: bool = True, repeats: bool = False) -> None:
-        """A step begins: save what it would change if it were poisoned.
-
-        Args:
-            trains: whether an optimizer runs in the step.
-            repeats: whether the step will be repeated in any case.
-        """
-        self.first_uses.begin()
+    def begin(self, *, trains: bool = True) -> None:
+        """A step begins, in which an optimizer runs if it ``trains``: save what it would change if
+        it were poisoned."""
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
-        self._moved.keep(trains=trains, repeats=repeats)
+        self._moved.keep(trains=trains)
         self._keep()
         self._steps += trains
 

@@ -81,20 +81,18 @@ class MovedParameters:
         self._lost = ""
         """Name of a parameter that has moved in a broken step and has no copy."""
 
-    def keep(self, *, trains: bool, repeats: bool = False) -> None:
+    def keep(self, *, trains: bool) -> None:
         """A step begins: copy what may move in it.
 
-        Args:
-            trains: whether an optimizer runs in it. An evaluation may exchange all weights for a
-                while, from which nothing follows.
-            repeats: whether it will be repeated.
+        ``trains``: an optimizer runs in it. An evaluation may exchange all weights for a while,
+        from which nothing follows.
         """
         marks = self._marks()
         if self._voted is not None:
             moved = _moved(self._voted, marks)
             self._after_vote |= {number for number in moved if self._all[number].loose}
         self._kept, self._voted, self._lost = marks, None, ""
-        self._copies = self._to_host() if trains and (repeats or self._steps == 0) else {}
+        self._copies = self._to_host() if trains and self._steps == 0 else {}
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
         self._steps += trains

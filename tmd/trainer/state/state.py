@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tmd.torch_private.ddp import ddp_of
+from tmd.torch_private.ddp import ddp_of, fix_buckets
 from tmd.torch_private.optimizers import forget_unscaled
 from tmd.trainer.state.divided import is_divided, local, set_values
 from tmd.trainer.state.late_buffers import LateBuffers
@@ -66,6 +66,7 @@ class Registry:
 
     Raises:
         TypeError: an object has neither parameters nor ``state_dict``/``load_state_dict``.
+        ValueError: parameters were frozen or thawed after DDP was built.
     """
 
     def __init__(self, objects: Mapping[str, object]) -> None:
@@ -74,13 +75,15 @@ class Registry:
         """Optimizers that are divided among ranks; the list object never changes."""
         self.wrappers: list[DistributedDataParallel] = []
         """DDP around the registered modules."""
+        self.buckets = ""
+        """The gradients in each of their buckets, in words."""
         self.late: list[LateBuffers] = []
         """Buffers of each of :attr:`modules`; the list object never changes."""
         self._wholes: dict[str, Any] = {}
         self.renew(objects)
 
     def renew(self, objects: Mapping[str, object]) -> None:
-        """Replace the registered objects. Raises TypeError."""
+        """Replace the registered objects. Raises TypeError or ValueError."""
         self._objects.clear()
         self._wholes.clear()
         self.wrappers.clear()
@@ -100,6 +103,7 @@ class Registry:
                     "load_state_dict, so its state cannot move"
                 )
         self.divided[:] = self._wholes.values()
+        self.buckets = "|".join(map(fix_buckets, self.wrappers))
         _refuse_shared(self.faces)
         if loose := self._loose():
             self._objects[LOOSE] = Loose(loose)

@@ -21,7 +21,6 @@ class Fit:
         """``several``: the script can build other roles, too."""
         self._fabric = fabric
         self._state = state
-        self._buckets = ""
         self._started_over: Sync | None = None
         self.seeds: tuple[int, ...] = ()
         """Base seed of every rank."""
@@ -30,7 +29,6 @@ class Fit:
 
     def renew(self) -> None:
         """Use the objects registered now, built for the rank that is held or impersonated."""
-        self._buckets = ""
         self.roles.built = self._fabric.rank or 0
 
     def rest(self) -> None:
@@ -81,16 +79,6 @@ class Fit:
 
     # --- offers -----------------------------------------------------------------------------------
 
-    def look_at_buckets(self) -> str:
-        """How gradients are summed here, once DDP has settled it.
-
-        Main thread only: DDP keeps its lock while it waits for other ranks, so another thread
-        would wait here for the end of their step.
-        """
-        if not self._buckets:
-            self._buckets = self._state.bucket_layout()
-        return self._buckets
-
     def offer(self, layouts: Layouts, buckets: str | None = None) -> Offer:
         """What this worker offers, with a state of ``layouts``; any thread.
 
@@ -98,7 +86,7 @@ class Fit:
         """
         return Offer(
             layouts=layouts,
-            buckets=self._buckets if buckets is None else buckets,
+            buckets=self._state.buckets if buckets is None else buckets,
             groups=packed(self._fabric.table),
             seeds=self.seeds,
             position=self._state.position,
@@ -123,7 +111,7 @@ class Fit:
             return f"the model of this worker differs from the job's: {difference}"
         if difference := part_mismatch(self._state.layouts, offered.layouts):
             return difference
-        return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)
+        return other_groups or bucket_mismatch(self._state.buckets, offered.buckets)
 
     def adopted(self, rank: int, offered: Offer) -> str | Rebuild:
         """As :meth:`refusal`; learns what was offered if there is none."""

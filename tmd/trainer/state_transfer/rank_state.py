@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tmd.core.values.errors import StateMismatch
 from tmd.fabric import Fabric
 from tmd.trainer.protocol.copies import StateCopy
-from tmd.trainer.state.compatibility import bucket_layout, part_mismatch
+from tmd.trainer.state.compatibility import part_mismatch
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.layout import Layouts
@@ -71,9 +71,10 @@ class RankState:
         not."""
         return self._registry.other_groups(layouts)
 
-    def bucket_layout(self) -> str:
-        """How DDP sums gradients here; empty until DDP has settled its buckets."""
-        return bucket_layout(self._wrapped)
+    @property
+    def buckets(self) -> str:
+        """Which gradients DDP sums together here."""
+        return self._registry.buckets
 
     def digest(self, step: int) -> Callable[[], Digest]:
         """Returns a function that computes the digest of all that replicas share: no buffers."""

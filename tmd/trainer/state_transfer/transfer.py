@@ -75,8 +75,6 @@ class StateTransfer:
             log.warning(
                 "the local state of rank %d is lost: this rank's own is sent instead", move.rank
             )
-        if not within:
-            self._fit.look_at_buckets()
         header = StateHeader(step, self._fit.offer(layouts), local, self._state.graded)
         purpose = state_purpose(directive, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)

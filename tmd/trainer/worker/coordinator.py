@@ -23,7 +23,7 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
-from tmd.trainer.protocol.step_vote import Repeats, Unsettled, VoteKind, agree, gather
+from tmd.trainer.protocol.step_vote import VoteKind, agree, gather
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
@@ -166,23 +166,21 @@ class Coordinator:
         self._parts.sources.in_step = trains
         self._parts.continuation.begin_step(trains=trains)
 
-    def vote(
-        self, local: LocalState, kind: VoteKind = VoteKind.STEPPING, *, rehearsal: bool = False
-    ) -> VoteOutcome:
-        """Whether this step is committed; raises Interrupted if not, as in any rank's rehearsal."""
+    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
+        """Whether this step is committed; raises Interrupted if not."""
         if self._known is not None and self._fabric.step.come_to_vote():
             raise Interrupted
         if self.idle:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
             raise Interrupted  # another attempt with the same batch: the previous one broke
-        while not self._won(local, kind, Repeats(local.first_uses.now, rehearsal)):
+        while not self._won(local, kind):
             if not self._parts.continuation.goes_on():
                 raise Interrupted
         self._fabric.step.voted()
         return VoteOutcome.COMMIT
 
-    def _won(self, local: LocalState, kind: VoteKind, repeats: Repeats) -> bool:
+    def _won(self, local: LocalState, kind: VoteKind) -> bool:
         """Vote once; returns whether the step is committed."""
         self._fabric.settle()
         parts, status = self._parts, self.status
@@ -201,15 +199,10 @@ class Coordinator:
         waits = partial(must_wait, self._fabric, parts.sources, status.step)
         armed = self._arming.begin_vote(lambda order: kind is VoteKind.REPEATING or waits(order))
         try:
-            agreed, result = agree(self._fabric, status.step, armed, kind, ballot, repeats)
-        except (LinkError, Unsettled) as error:
+            agreed, result = agree(self._fabric, status.step, armed, kind, ballot)
+        except LinkError:
             self._arming.end_vote(0)
-            if isinstance(error, LinkError):
-                return self._rolls_forward()
-            parts.sources.drop_all("the step is run again, for DDP to settle its buckets")
-            if self._following is not None:
-                self._following.shadow.spoil()
-            raise Interrupted from error
+            return self._rolls_forward()
         self._switch = self._arming.end_vote(agreed)
         parts.sources.close_window()
         parts.continuation.voted(result[1])

@@ -130,7 +130,6 @@ class ShadowDriver:
     ) -> None:
         """Shadow the rank of ``directive`` from its next step."""
         self._recalls = recalls
-        self._state.local.first_uses.begin()
         self._state.early.forget()
         # The whole recording of a rehearsal waits here while the rank trains on.
         bound = frames.staging_bound(self._limits, self._units) * (1 + is_rehearsal(directive))
@@ -214,14 +213,10 @@ class ShadowDriver:
         The verdict outlives the move, until a rehearsal disproves it.
         """
         directive, differs = following.directive, isinstance(error, Differs)
-        unsettled = differs and self._state.local.first_uses.unsettled
         if isinstance(directive, ShadowRank):
-            if unsettled:
-                log.info("DDP settles here what it has settled on the rank, try again: %s", error)
-                return ShadowEnd(AfterShadow.STAND_BY)
             return self._rehearsed(following, directive, refusal=str(error), suspect=differs)
         found = (following.step, following.seconds, str(error))
-        verdict = Rehearsal(*found, suspect=differs and not unsettled, refused_rank=directive.plays)
+        verdict = Rehearsal(*found, suspect=differs, refused_rank=directive.plays)
         self._reporter.report_rehearsal(directive.plays, verdict)
         self.end()
         return ShadowEnd(AfterShadow.REFUSE, str(error))

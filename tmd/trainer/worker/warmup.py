@@ -15,7 +15,8 @@ from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Rebuild
 
 SHADOW_STEPS = 2
-"""The first step creates what is lazy; the second runs with DDP's final buckets."""
+"""The first step creates what is lazy. The second may compile code once more, since gradients and
+optimizer state are there."""
 ASLEEP = frozenset({Activity.STARTING, Activity.STANDBY, Activity.PREPARED})
 """Activities without a rank's steps, which leave time for shadow iterations."""
 
