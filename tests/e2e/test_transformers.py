@@ -122,6 +122,7 @@ def found(folder: Path) -> list[str]:
     return sorted(each.read_text() for each in folder.glob("found-*"))
 
 
+@pytest.mark.thorough
 async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis, compiler: None
 ) -> None:

@@ -46,7 +46,7 @@ async def lost_in_backward(run: Run) -> tuple[MigrationPlan, int]:
     ("point", "arguments"),
     [
         ("forward", ()),
-        ("forward", ("--leave-early",)),
+        thorough("forward", ("--leave-early",)),
         ("backward", ()),
         ("before-vote", ()),
         thorough("backward", ("--leave-early",)),
@@ -154,7 +154,7 @@ async def test_layouts_go_on_or_repeat(
         assert (read_trace(run.cluster.trace).undone == ()) is goes_on
 
 
-@pytest.mark.parametrize("who", ["standby", "0", thorough("2")])
+@pytest.mark.parametrize("who", ["standby", thorough("0"), thorough("2")])
 async def test_a_second_loss_while_the_step_is_taken_up(
     who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

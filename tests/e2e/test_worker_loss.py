@@ -50,7 +50,7 @@ async def test_kill_9_at_every_place_of_a_step(
 
 
 @pytest.mark.parametrize(
-    ("point", "arguments"), [("backward", ()), ("forward", ("--leave-early",))]
+    ("point", "arguments"), [("backward", ()), thorough("forward", ("--leave-early",))]
 )
 async def test_a_loss_in_the_very_first_step(
     point: str, arguments: tuple[str, ...], tmp_path: Path, redis: EmbeddedRedis, golden: Golden

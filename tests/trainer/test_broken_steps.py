@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
+from tests.marks import thorough
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
 
@@ -193,7 +194,7 @@ class Dropped(Skipped):
             self.average.update_parameters(self.model)
 
 
-@pytest.mark.parametrize("lost", range(STEPS))
+@pytest.mark.parametrize("lost", [0, 3, *map(thorough, (1, 2, 4, 5))])
 @pytest.mark.parametrize(
     "kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached, Skipped, Dropped]
 )
