@@ -1,7 +1,6 @@
 """The demo's GPT, with gradients that the script sums by itself.
 
-Without DDP, whose buckets change after the first iteration, a standby can be given a rank with no
-iteration behind it: what bench.first_step compares with.
+A standby can be given a rank with no iteration behind it: what bench.first_step compares with.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@ step: standbys that have rehearsed beside standbys that have only run neutral it
 
 The model is compiled (inductor), the data come from loader processes, the gradients in DDP's
 buckets: all that is slow the first time. With ``--by-hand`` the script sums them itself, and there
-are standbys that have run nothing at all, which DDP does not allow: its buckets are not the final
-ones before the second iteration. ``kill``: from the leader's word to go on to the first commit of
-the last rank. ``drain``: the step in which the rank changes hands, on stayers; there the joiner has
-lived real steps in any case.
+are standbys that have run nothing at all. ``kill``: from the leader's word to go on to the first
+commit of the last rank. ``drain``: the step in which the rank changes hands, on stayers; there the
+joiner has computed real steps in any case.
 """
 
 from __future__ import annotations

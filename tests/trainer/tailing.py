@@ -200,7 +200,7 @@ class Joiner(Facts):
         self.fabric.sandbox(Neutral(), 0, 1)
         me = member(self.fabric)
         directive = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
-        offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
+        offer = Offer(script.registry().collect()[0], (), (0,), Position())
         self.shadow = Telling(link, self)
         self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
         self.following.facts, self.following.received, self.following.copied_to = self, [], []

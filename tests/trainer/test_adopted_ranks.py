@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.data import (
     DataLoader,
@@ -287,6 +288,19 @@ def test_which_registered_objects_forbid_it(changes: dict[str, Any], why: str) -
     options = {**usual, "snapshots": 0, "built": False, "local": local, **changes}
     found = obstacle(**options)
     assert (why in found) if why else found == ""
+
+
+def test_a_static_graph_of_ddp_forbids_it() -> None:
+    """Only the first pass of a worker would reduce which parameters are used."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(mlp(), static_graph=True)
+        local = LocalState(Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)}))
+        found = obstacle([model], all_alike(SIZE), local, size=SIZE, snapshots=0, built=False)
+    finally:
+        dist.destroy_process_group()
+
+    assert "static_graph" in found
 
 
 def test_what_a_session_cannot_share_is_noted_when_its_loop_begins() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.fabric.test_grouping import TABLE
 from tmd.fabric import GroupView
 from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch
+from tmd.trainer.state.roles import Role
 
 WORLD = GroupView("0", (0, 1, 2, 3))
 THREE = GroupView("0", (0, 1, 2))
@@ -55,8 +56,13 @@ def test_groups_without_a_counterpart_are_refused(ours, table) -> None:
     assert "build their groups alike" in group_mismatch(ours, table, 0)
 
 
-def test_other_buckets_are_refused() -> None:
-    """One of them may be without DDP."""
-    assert bucket_mismatch("1 0", "1 0") == ""
-    assert "1 0 here, 1, 0 there; give DistributedData" in bucket_mismatch("1 0", "1, 0")
-    assert "buckets differ: none here, 1 0 there" in bucket_mismatch("", "1 0")
+def test_a_rank_with_other_buckets_is_refused() -> None:
+    roles = [Role("s", (rank,), buckets=buckets) for rank, buckets in enumerate(("a", "b", ""))]
+
+    assert [bool(bucket_mismatch("a", roles, rank)) for rank in range(4)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert "than on rank 1: build DistributedData" in bucket_mismatch("a", roles, 1)

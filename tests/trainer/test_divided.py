@@ -141,7 +141,7 @@ def context(script: Script) -> RankContext:
 def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
     """Shapes are equal: the names of parameters show the difference."""
     mine, theirs = context(Script(3)), context(Script(0))
-    offer = Offer(theirs.state.layouts, "", (), (), Position())
+    offer = Offer(theirs.state.layouts, (), (), Position())
 
     assert mine.fit.refusal(0, offer).startswith(
         "optimizer keeps the state of model.2.bias here, and of model.0.weight there: "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -26,7 +25,7 @@ from tmd.trainer.state.local import LocalState
 LAYERS = 4
 Passes = list[tuple[str, int]]
 SECOND = 1
-"""The first step that may be left."""
+"""The step that breaks in most tests."""
 
 
 class Health:
@@ -110,7 +109,6 @@ class Job:
         at: tuple[str, int] | None = None,
         *,
         ddp: bool = True,
-        static: bool = False,
         again: bool = False,
         early: bool = True,
         breaks: int = SECOND,
@@ -123,8 +121,7 @@ class Job:
         self._at, self._breaks, self._hooks = at, breaks, hooks or Hooks()
         self._session = Session(self._hooks)
         stack = Stack(self._note, again=again)
-        wrap = partial(DistributedDataParallel, bucket_cap_mb=0.0001, static_graph=static)
-        model = wrap(stack) if ddp else stack
+        model = DistributedDataParallel(stack, bucket_cap_mb=0.0001) if ddp else stack
         optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
         self._session.register(model=model, optimizer=optimizer)
         draw = torch.Generator().manual_seed(1)
@@ -163,17 +160,17 @@ WHOLE = [("forward", n) for n in range(LAYERS)] + [("backward", n) for n in reve
 ONCE = [StepResult.COMMITTED, StepResult.SPOILT] + [StepResult.COMMITTED] * 4
 
 
-@pytest.mark.parametrize(
-    "job_of", [partial(Job, static=True), partial(Job, static=False), partial(Job, ddp=False)]
-)
+@pytest.mark.parametrize("breaks", [0, SECOND])
+@pytest.mark.parametrize("ddp", [True, False])
 @pytest.mark.parametrize("at", [("forward", 1), ("backward", 2), ("backward", 0)])
-def test_no_module_computes_after_the_loss(at: tuple[str, int], job_of: Callable[..., Job]) -> None:
+def test_no_module_computes_after_the_loss(at: tuple[str, int], ddp: bool, breaks: int) -> None:
     """Forward as well as backward; the weights are those of an undisturbed job, bit for bit."""
-    job = job_of(at)
+    job = Job(at, ddp=ddp, breaks=breaks)
 
     assert job.passes == WHOLE[: WHOLE.index(at) + 1]
-    assert job.results == ONCE
-    assert job.ends_like(job_of())
+    assert job.results.index(StepResult.SPOILT) == breaks
+    assert sorted(r.name for r in job.results if r) == ["COMMITTED"] * 5 + ["SPOILT"]
+    assert job.ends_like(Job(ddp=ddp))
 
 
 @pytest.mark.parametrize("ddp", [True, False])
@@ -191,16 +188,6 @@ def test_after_the_vote_nothing_is_left() -> None:
 
     assert job.results == [StepResult.COMMITTED] * 5
     assert job.ends_like(Job())
-
-
-@pytest.mark.parametrize("at", [("forward", 1), ("backward", 2)])
-def test_the_first_step_is_computed_to_its_end(at: tuple[str, int]) -> None:
-    """With ``static_graph`` DDP counts in it how often each gradient is computed."""
-    job = Job(at, static=True, breaks=0)
-
-    assert job.passes == WHOLE
-    assert job.results[0] is StepResult.SPOILT
-    assert job.ends_like(Job(static=True))
 
 
 def test_modules_in_other_threads_are_not_left() -> None:
@@ -272,6 +259,15 @@ def test_a_compiled_model_trains_on() -> None:
         results.append(step.result)
 
     assert results == ONCE
+
+
+def test_a_static_graph_is_refused() -> None:
+    """A gradient that is missing in its first backward pass counts as unused from then on."""
+    model, session = DistributedDataParallel(nn.Linear(2, 2), static_graph=True), Session(Hooks())
+    session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
+
+    with pytest.raises(ValueError, match="leave_early=True does not support static_graph of DDP"):
+        session.batches([1.0], leave_early=True)
 
 
 def test_fsdp2_is_refused() -> None:

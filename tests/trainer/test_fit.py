@@ -101,6 +101,18 @@ def offered(context: RankContext, *row: GroupView) -> Offer:
     return structs.replace(context.fit.offer(context.state.layouts), groups=(row, row), roles=known)
 
 
+def test_a_rank_that_sums_in_other_buckets_is_refused() -> None:
+    """The model here is without DDP."""
+    world = GroupView("0", (0, 1))
+    context, _ = built(nn.Linear(2, 2), several=False, groups=(world,))
+    offer = offered(context, world)
+    first, last = offer.roles
+    other = structs.replace(offer, roles=(first, structs.replace(last, buckets="1 0")))
+
+    assert [bool(context.fit.refusal(rank, other)) for rank in range(2)] == [False, True]
+    assert "DDP sums other gradients" in str(context.fit.adopted(1, other))
+
+
 def test_other_groups_are_refused_before_a_rebuild() -> None:
     """In the script's function they would have the wrong size, or not exist."""
     world, extra = GroupView("0", (0, 1)), GroupView("1", (0, 1))

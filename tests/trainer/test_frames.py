@@ -45,7 +45,7 @@ from tmd.trainer.state.layout import TensorSpec, flatten
 pytestmark = pytest.mark.timeout(60)
 
 LAYOUT, _ = flatten({"a": [torch.ones(2), 1.5, None], 7: (b"x", "y", True), "inf": float("inf")})
-OFFER = Offer({"model": LAYOUT}, "[0]", ((GroupView("0", (0, 1)),),), (1, 2**62), Position(1, 9))
+OFFER = Offer({"model": LAYOUT}, ((GroupView("0", (0, 1)),),), (1, 2**62), Position(1, 9))
 
 FRAMES: list[Frame] = [
     ShadowRequest("plan", 3),

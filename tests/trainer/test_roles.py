@@ -193,6 +193,7 @@ def test_ddp_is_known_after_a_rebuild(session: Session) -> None:
 
     assert session._registry is not None
     assert session._registry.wrappers == [session.built]
+    assert session._registry.buckets == "1 0"
 
 
 def test_ranks_that_own_different_parts_do_not_have_equal_state() -> None:
@@ -202,3 +203,12 @@ def test_ranks_that_own_different_parts_do_not_have_equal_state() -> None:
 
     assert "ranks 0 and 3 own different parameters" in contradiction(parts)
     assert contradiction([replace(r, part="") for r in parts]) == ""
+
+
+def test_ranks_of_equal_state_must_sum_gradients_in_the_same_buckets() -> None:
+    built = [
+        Role("s", alike, buckets=b) for alike, b in (((0, 2), "a"), ((1,), "b"), ((0, 2), "b"))
+    ]
+
+    assert "parameters of ranks 0 and 2: build DistributedDataParallel" in contradiction(built)
+    assert contradiction([replace(r, buckets="a") for r in built]) == ""

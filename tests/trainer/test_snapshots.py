@@ -52,8 +52,7 @@ class Rank(Facts):
         self.fabric = Fabric(f"w{number}", KEY)
         self.member = Member(f"w{number}", f"h{number}", self.fabric.address)
         limits = ShadowLimits(copy_mb_s=rate)
-        self.registry = script.registry()
-        self.context = context_of(self.registry, self.fabric, limits=limits)
+        self.context = context_of(script.registry(), self.fabric, limits=limits)
         self.units, self.window = self.context.units, self.context.window
         self.state = self.context.state
         self.state.feed = Feed(range(100), 0, lambda: 0, lambda: DataPlace(0, 1))
@@ -228,7 +227,7 @@ def test_a_copy_that_is_sent_slowly_keeps_the_link_busy() -> None:
     layout, _ = flatten(body)
     entry = Envelope(Unit(5, 0, layout), specs_of([body])), body
     entries = (entry, entry)
-    copy = StateCopy(0, 5, {}, entries, digest_of_bodies(entries), "")
+    copy = StateCopy(0, 5, {}, entries, digest_of_bodies(entries))
     with linked() as (near, far):
         far.patience(1.0)
         how = {"rate": 8192.0, "over": threading.Event()}
@@ -279,30 +278,6 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
         with pytest.raises(StateMismatch, match="differs from the job"):
             joiner.snapshots.fetch(back(0, 0, made[1].member), lambda: True)
         joiner.close()
-
-
-def sums_in(rank: Rank, buckets: str) -> None:
-    """Buckets of DDP, which the models here lack."""
-    rank.registry.buckets = buckets
-
-
-def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
-    """The keeper is another stage: the copy carries the buckets of its own rank."""
-    with ranks([Script(1), Script(2)]) as made:
-        for rank, buckets in zip(made, ("0 1", "0 | 1"), strict=True):
-            sums_in(rank, buckets)
-        train(made, 1)
-        alike, other = Rank(8, Script(5)), Rank(9, Script(5))
-        directive = back(0, 0, made[1].member)
-        sums_in(alike, "0 1")
-        alike.snapshots.fetch(directive, lambda: True)
-        sums_in(other, "0 | 1")
-        with pytest.raises(StateMismatch, match="gradient buckets differ"):
-            other.snapshots.fetch(directive, lambda: True)
-
-        assert alike.kept == (Kept(0, 0),)
-        alike.close()
-        other.close()
 
 
 def test_a_damaged_copy_is_never_restored() -> None:

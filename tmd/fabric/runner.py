@@ -337,8 +337,8 @@ class Runner:
 def _numbers_kept(call: CollectiveCall, outputs: Sequence[Tensor]) -> Iterator[None]:
     """Whole numbers that a broadcast is to replace stay as they were if it breaks.
 
-    DDP takes the numbers and sizes of its new buckets from two of them. Part of another message
-    there makes it allocate gigabytes. ``outputs`` are in host memory.
+    A DDP model that is not registered takes the numbers and sizes of its new buckets from two of
+    them. Part of another message there makes it allocate gigabytes. ``outputs`` are in host memory.
     """
     kept = (
         call.kind is FrameKind.BROADCAST  # first, since each collective comes here

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -34,17 +36,28 @@ def fix_buckets(module: DistributedDataParallel) -> str:
     which hang or add up gradients of different parameters.
 
     Raises:
-        ValueError: parameters were frozen or thawed after DDP was built.
+        ValueError: fewer or more parameters require gradients than when DDP was built.
     """
-    if module.find_unused_parameters and not module.static_graph:
+    keeps = module.find_unused_parameters and not module.static_graph
+    if keeps or module._delay_all_reduce_all_params:
         return ""
-    if not module._has_rebuilt_buckets:
+    if module not in _FIXED:
+        if module._has_rebuilt_buckets:
+            return _rebuilt_by_itself(module)
         buckets = _assigned(module)
         _rebuild(module, [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]])
-        return ", ".join(" ".join(map(str, each)) for each in buckets)
+        _FIXED[module] = ", ".join(" ".join(map(str, each)) for each in buckets)
+    return _FIXED[module]
+
+
+_FIXED: WeakKeyDictionary[DistributedDataParallel, str] = WeakKeyDictionary()
+
+
+def _rebuilt_by_itself(module: DistributedDataParallel) -> str:
+    """In words, the buckets that ``module`` has made after a backward pass."""
     assert module.logger is not None
-    module.logger.set_runtime_stats_and_log()
-    return str(_logged(module).get("rebuilt_per_bucket_param_indices", ""))
+    module.logger.set_runtime_stats_and_log()  # does nothing before a forward pass
+    return str(_logged(module)["rebuilt_per_bucket_param_indices"])
 
 
 def _assigned(module: DistributedDataParallel) -> list[list[int]]:
@@ -53,18 +66,28 @@ def _assigned(module: DistributedDataParallel) -> list[list[int]]:
     known = _logged(module)["num_parameter_tensors"]
     if len(params) != known:
         raise ValueError(
-            f"a model has {len(params)} parameters that require gradients, and had {known} when "
-            "DistributedDataParallel was built: set requires_grad before that"
+            f"{len(params)} parameters of a model require gradients, and {known} did when "
+            "DistributedDataParallel was built: change requires_grad before that, or after "
+            "session.register()"
         )
-    limits = list(getattr(module, "bucket_bytes_cap_list", ()))  # not in torch 2.11
-    if not limits:
-        first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if module.bucket_bytes_cap_default else []
-        limits = [*first, module.bucket_bytes_cap]
     order = list(reversed(range(len(params))))
     buckets, _ = dist._compute_bucket_assignment_by_size(
-        [params[i] for i in order], limits, expects_sparse, order
+        [params[i] for i in order], _limits(module), expects_sparse, order
     )
-    return [list(each) for each in buckets]
+    # Buckets of several types come in an order that may depend on the number of the device.
+    return sorted((list(each) for each in buckets), key=max, reverse=True)
+
+
+def _limits(module: DistributedDataParallel) -> list[int]:
+    """Sizes of the buckets in bytes, the last one for all further ones."""
+    if module.static_graph and module._comm_hooks:
+        # In its first backward pass a static graph gives the hook of each bucket the parameters of
+        # the first one.
+        return [sys.maxsize]
+    if module.bucket_bytes_cap_list:
+        return list(module.bucket_bytes_cap_list)
+    first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if module.bucket_bytes_cap_default else []
+    return [*first, module.bucket_bytes_cap]
 
 
 def _logged(module: DistributedDataParallel) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 It moves as many bytes as a ring, in ``2 log2(size)`` rounds. A ring sums elements in an order that
 depends on their place in the tensor. Here every element is summed in the order ``((0+1)+(2+3))``,
 as in recursive doubling. So no bit of a sum depends on how a script cuts its data into tensors:
-DDP rebuilds its buckets after the first backward, and with a ring that changes losses.
+the sizes of DDP's buckets change no loss.
 
 A tensor is reduced in place, in chunks, one after another, whose sums stay in the CPU cache.
 """

@@ -24,8 +24,6 @@ class StateCopy:
     layouts: Layouts
     entries: tuple[OutboxEntry, ...]
     digest: str
-    buckets: str = ""
-    """How gradients were summed on the rank; the keeper may sum them differently."""
 
     @property
     def position(self) -> Position:

@@ -171,8 +171,6 @@ class Bring(Struct, frozen=True, tag=True):
     layouts: Layouts
     digest: str
     """Digest of all bytes that follow."""
-    buckets: str = ""
-    """How gradients are summed on the rank; empty if not yet settled."""
 
 
 class Stored(Struct, frozen=True, tag=True):

@@ -14,7 +14,6 @@ class Offer(Struct, frozen=True):
     """What a joiner needs to check whether a state fits, and to find its data position."""
 
     layouts: Layouts
-    buckets: str
     groups: GroupTable
     """Groups of every rank, packed: a standby may assume any."""
     seeds: tuple[int, ...]

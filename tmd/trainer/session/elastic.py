@@ -36,8 +36,11 @@ def obstacle(
         return "it uses session.build()"
     if len(alike) > 1:
         return "the state of some ranks exists once"
-    if any(ddp_of(model) is None for model in models):
+    wrappers = [ddp_of(model) for model in models]
+    if None in wrappers:
         return "its model is not wrapped in DistributedDataParallel"
+    if any(wrapper is not None and wrapper.static_graph for wrapper in wrappers):
+        return "static_graph of DistributedDataParallel calls one more collective at its first use"
     if local.is_live:
         return "its model has buffers that steps change, such as BatchNorm's"
     return "it takes snapshots" if snapshots else ""

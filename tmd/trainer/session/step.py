@@ -20,8 +20,8 @@ class StepResult(Enum):
 
     COMMITTED = "committed"
     SPOILT = "spoilt"
-    """Nothing of the step counts, and ``batches`` gives its batch again: a rank was lost, a link
-    broke, or it is the first step after a checkpoint, which is run twice."""
+    """Nothing of the step counts, and ``batches`` gives its batch again: a rank was lost, or a link
+    broke."""
     SHADOW = "shadow"
     """A standby ran the step: nothing of it counts."""
     PARTIAL = "partial"

@@ -67,8 +67,6 @@ class StepCycle:
         self._warnings: list[str] = []
         self.leaves_early = False
         """Whether the present ``batches`` call leaves broken steps early."""
-        self._has_computed = False
-        """Whether a training step with an update has come to its vote here, even if it broke."""
         self._last_commit = time.monotonic()
 
     def _stage(self) -> Stage:
@@ -199,13 +197,9 @@ class StepCycle:
 
     @property
     def can_be_left(self) -> bool:
-        """Whether a step is open that will be repeated, and whose vote has not begun.
-
-        The first one is computed to its end: DDP with ``static_graph`` counts in it how often each
-        gradient is computed.
-        """
+        """Whether a step is open that will be repeated, and whose vote has not begun."""
         votes_later = self._open and self._trains and self.outcome is None
-        return votes_later and self._has_computed and self.hooks.health.known_broken
+        return votes_later and self.hooks.health.known_broken
 
     def _decide_to_apply(self) -> None:
         self._check_trains()
@@ -228,8 +222,6 @@ class StepCycle:
             assert self._local is not None
             self._settle()
             self._trace.computed()
-            updates = self._trains and not self._skips_update
-            self._has_computed |= updates and self._pass is None
             if self.spoilt:
                 raise Interrupted  # a further step of a batch that comes again
             if self._trains and not skipped:

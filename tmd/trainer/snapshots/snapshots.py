@@ -108,8 +108,7 @@ class Snapshots:
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
-            position, buckets = self._state.feed.position, self._state.buckets
-            taking.begin(position, self._units, self._outbox, buckets)
+            taking.begin(self._state.feed.position, self._units, self._outbox)
         self._window.open(step)
         with self._changed:
             self._taking = self._begun = taking
@@ -316,7 +315,7 @@ class Snapshots:
     # --- memory -----------------------------------------------------------------------------------
 
     def _offer(self, copy: StateCopy) -> Offer:
-        return self._fit.offer(copy.layouts, copy.buckets)
+        return self._fit.offer(copy.layouts)
 
     def _freed(self, copy: StateCopy) -> None:
         if copy.rank == self._fabric.rank:

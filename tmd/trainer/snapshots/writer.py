@@ -51,7 +51,6 @@ class SnapshotWriter:
         self.over = threading.Event()
         """Set once the outcome no longer matters."""
         self._entries: list[OutboxEntry] = []
-        self._buckets = ""
 
     def fail(self, why: str) -> None:
         """Mark the snapshot as failed."""
@@ -60,9 +59,8 @@ class SnapshotWriter:
             if not self.over.is_set():
                 log.info("snapshot of step %d given up: %s", self.step, why)
 
-    def begin(self, position: Position, units: Units, outbox: Outbox, buckets: str) -> None:
+    def begin(self, position: Position, units: Units, outbox: Outbox) -> None:
         """Main thread, between two steps: copy everything that is not a unit."""
-        self._buckets = buckets
         layout, tensors = units.rest()
         boundary = Boundary(self.step, position, layout, units.graded)
         self._add(outbox.copy(boundary, tensors))
@@ -88,8 +86,7 @@ class SnapshotWriter:
 
     def made(self, layouts: Layouts, entries: tuple[OutboxEntry, ...]) -> StateCopy:
         """The finished copy, as stored here and at the keeper."""
-        digest = digest_of_bodies(entries)
-        return StateCopy(self.rank, self.step, layouts, entries, digest, self._buckets)
+        return StateCopy(self.rank, self.step, layouts, entries, digest_of_bodies(entries))
 
     def bring(self, link: Link, copy: StateCopy, rate: float) -> None:
         """Send it, at ``rate`` bytes per second at most, and wait for the keeper's answer.
@@ -116,7 +113,7 @@ def send_copy(
         LinkError: the other side is gone, or ``over`` was set meanwhile.
     """
     units = len(copy.entries) - 1
-    bring = Bring(copy.rank, copy.step, units, copy.layouts, copy.digest, copy.buckets)
+    bring = Bring(copy.rank, copy.step, units, copy.layouts, copy.digest)
     frames.send(link, Envelope(bring))
     ready_at = time.monotonic()
 
@@ -142,4 +139,4 @@ def receive_copy(link: Link, bring: Bring) -> StateCopy | None:
     entries = tuple(frames.receive_whole(link) for _ in range(bring.units + 1))
     if digest_of_bodies(entries) != bring.digest:
         return None
-    return StateCopy(bring.rank, bring.step, bring.layouts, entries, bring.digest, bring.buckets)
+    return StateCopy(bring.rank, bring.step, bring.layouts, entries, bring.digest)

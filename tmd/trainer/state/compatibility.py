@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from tmd.fabric import GroupTable, GroupView
 from tmd.trainer.state.layout import Layouts
+from tmd.trainer.state.roles import Role
 from tmd.trainer.state.state import owned
 
 
-def bucket_mismatch(ours: str, theirs: str) -> str:
-    """Why gradients would be summed with those of other parameters; empty if they would not."""
-    if ours == theirs:
+def bucket_mismatch(ours: str, roles: Sequence[Role], rank: int) -> str:
+    """Why gradients here would be added to those of other parameters on ranks like ``rank``; empty
+    if they would not, or if its role is unknown. ``ours``: as :attr:`Role.buckets`."""
+    if rank >= len(roles) or roles[rank].buckets == ours:
         return ""
     return (
-        f"gradient buckets differ: {ours or 'none'} here, {theirs or 'none'} there; give "
-        "DistributedDataParallel the same arguments on all ranks"
+        f"DDP sums other gradients together here than on rank {rank}: build "
+        "DistributedDataParallel with the same arguments on all workers"
     )
 
 

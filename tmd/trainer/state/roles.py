@@ -28,6 +28,8 @@ class Role(Struct, frozen=True):
     """Whether a forward may write to a buffer, which then has no replica."""
     part: str = ""
     """Digest of the parameters that it owns, if an optimizer is divided among ranks."""
+    buckets: str = ""
+    """Digest of which gradients DDP sums together; empty without DDP."""
 
 
 class Roles:
@@ -82,16 +84,26 @@ def contradiction(roles: Sequence[Role]) -> str:
                     f"register(replicas=...): ranks {rank} and {other} own different parameters of "
                     "an optimizer that is divided among ranks, so their state is not equal"
                 )
+            if roles[other].buckets != role.buckets:
+                return (
+                    f"DDP would add up gradients of different parameters of ranks {rank} and "
+                    f"{other}: build DistributedDataParallel with the same arguments on all ranks"
+                )
     return ""
 
 
 def part_of(layouts: Layouts) -> str:
     """Digest (hex, xxh3-128) of the parameters whose state this rank keeps; empty if all."""
     parts = {name: mine for name, each in layouts.items() if (mine := owned(each)) is not None}
-    return xxhash.xxh3_128(msgpack.encode(sorted(parts.items()))).hexdigest() if parts else ""
+    return digest_of(sorted(parts.items()))
 
 
 def structure_of(layouts: Layouts, groups: Sequence[GroupView]) -> str:
     """Digest (hex, xxh3-128) of the build of a rank, independent of its position in its groups."""
     sizes = [len(view.ranks) for view in groups]
-    return xxhash.xxh3_128(msgpack.encode((sorted(shapes(layouts).items()), sizes))).hexdigest()
+    return digest_of((sorted(shapes(layouts).items()), sizes))
+
+
+def digest_of(value: str | Sequence[object]) -> str:
+    """Digest (hex, xxh3-128) of ``value``; empty if it is empty."""
+    return xxhash.xxh3_128(msgpack.encode(value)).hexdigest() if value else ""

@@ -50,7 +50,13 @@ class Fit:
         """
         groups, rank = self._fabric.groups(), self._fabric.rank or 0
         layouts, buffers = self._state.layouts, self._state.local.has_buffers
-        role = Role(structure_of(layouts, groups), group_of(alike, rank), buffers, part_of(layouts))
+        role = Role(
+            structure_of(layouts, groups),
+            group_of(alike, rank),
+            buffers,
+            part_of(layouts),
+            self._state.buckets,
+        )
         own = (packed_row(groups, self._fabric.size or 1), role)
         rows = gather(self._fabric, own, tuple[tuple[GroupView, ...], Role])
         self._fabric.learn(unpacked(tuple(row for row, _ in rows)))
@@ -79,14 +85,10 @@ class Fit:
 
     # --- offers -----------------------------------------------------------------------------------
 
-    def offer(self, layouts: Layouts, buckets: str | None = None) -> Offer:
-        """What this worker offers, with a state of ``layouts``; any thread.
-
-        ``buckets``: those of the state's rank, if this worker does not hold that rank.
-        """
+    def offer(self, layouts: Layouts) -> Offer:
+        """What this worker offers, with a state of ``layouts``; any thread."""
         return Offer(
             layouts=layouts,
-            buckets=self._state.buckets if buckets is None else buckets,
             groups=packed(self._fabric.table),
             seeds=self.seeds,
             position=self._state.position,
@@ -111,7 +113,7 @@ class Fit:
             return f"the model of this worker differs from the job's: {difference}"
         if difference := part_mismatch(self._state.layouts, offered.layouts):
             return difference
-        return other_groups or bucket_mismatch(self._state.buckets, offered.buckets)
+        return other_groups or bucket_mismatch(self._state.buckets, offered.roles, rank)
 
     def adopted(self, rank: int, offered: Offer) -> str | Rebuild:
         """As :meth:`refusal`; learns what was offered if there is none."""
