@@ -126,7 +126,7 @@ class LeaderSection(Section, frozen=True):
     poll_s: Positive = 1.0
     """The leader and the daemons read everything again after this time, even without a wake-up."""
     unprotected_s: Positive = 30.0
-    """``job.no_fit_standby`` is raised when no standby could take some rank for this long."""
+    """How long a finding of the leader, such as ``job.no_fit_standby``, lasts before an alert."""
     list_ended_h: NotNegative = 168.0
     """Hours for which ``tmd status`` lists a job that has ended; 0: until ``tmd forget``."""
 

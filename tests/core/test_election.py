@@ -45,7 +45,7 @@ def test_a_denial_ends_belief_at_once():
 @given(remaining=TTLS, renew=TTLS, chance=CHANCES)
 def test_a_follower_returns_when_the_lease_can_have_lapsed(remaining, renew, chance):
     """Not before the known lease can lapse, but always after a few periods."""
-    pause = next_attempt(Denied("b", remaining), renew_s=renew, chance=chance)
+    pause = next_attempt(Denied("b", remaining), renew_s=renew, chance=chance, leads=False)
 
     assert 0 < pause <= MOST_PERIODS * renew
     assert pause > remaining or pause == MOST_PERIODS * renew
@@ -54,4 +54,13 @@ def test_a_follower_returns_when_the_lease_can_have_lapsed(remaining, renew, cha
 @given(renew=TTLS, chance=CHANCES)
 def test_a_holder_renews_early_rather_than_late(renew, chance):
     for answer in (Granted(epoch=1), None):
-        assert renew * 0.8 <= next_attempt(answer, renew_s=renew, chance=chance) <= renew
+        assert (
+            renew * 0.8 <= next_attempt(answer, renew_s=renew, chance=chance, leads=False) <= renew
+        )
+
+
+def test_a_leader_without_an_answer_asks_again_at_once():
+    """It has asked ``renew_s`` after it last got the lease, and waited for the answer."""
+    found = [next_attempt(None, renew_s=3.0, chance=0.0, leads=leads) for leads in (True, False)]
+
+    assert found == [0.0, 3.0]

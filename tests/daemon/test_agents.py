@@ -313,6 +313,25 @@ async def test_a_process_that_begins_to_exit_is_detected(host):
     assert host.roster.statuses == ()
 
 
+async def test_a_worker_that_begins_to_exit_is_killed_without_a_record(host):
+    """The store may be away: nothing is read from it here."""
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        await launcher.hello()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ENDING, str(host.path)), stdin=asyncio.subprocess.PIPE
+        )
+        assert process.stdin is not None
+        try:
+            await until(lambda: bool(host.roster.statuses), within_s=10)
+            process.stdin.write(b"end\n")
+
+            assert (await launcher.killed()).worker == ONE
+        finally:
+            process.kill()
+            await process.wait()
+
+
 async def test_a_worker_that_begins_to_exit_is_killed(host):
     """Only one thread may have ended, of a process that keeps computing."""
     async with connected(host.path) as connection:

@@ -155,6 +155,16 @@ async def test_a_disk_that_cannot_be_written_is_replaced_by_memory_until_it_work
     assert [line["log_level"] for line in lines] == ["warning", "info"]
 
 
+async def test_alerts_that_find_the_disk_broken_at_the_same_time_are_all_kept(tmp_path):
+    (tmp_path / "state").write_text("a file where a folder should be")
+    with structlog.testing.capture_logs() as lines, opened(tmp_path / "state" / "j") as journal:
+        await asyncio.gather(*(journal.add([alert(number)]) for number in range(3)))
+        found = await ids(journal)
+
+    assert sorted(found) == ["h1-0", "h1-1", "h1-2"]
+    assert len(lines) == 1
+
+
 @contextmanager
 def files_at_most(size):
     """Limit the size of this process's files to ``size`` bytes, by the kernel."""

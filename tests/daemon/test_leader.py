@@ -13,11 +13,13 @@ from tmd_policies.replace_failed import ReplaceFailed
 
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
+from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.election import Lease
 from tmd.core.planning.goodput import LossCause
 from tmd.core.planning.record_versions import REMEMBERED_S
 from tmd.core.values.breaker_state import Breaker
-from tmd.core.values.errors import StaleLease
+from tmd.core.values.errors import StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     ADOPTING_VERSION,
@@ -38,11 +40,13 @@ from tmd.core.values.requests import DrainRequest
 from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.deciding import grounds
 from tmd.daemon.leader import Leader
+from tmd.daemon.policy_runner import Fuse
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
+from tmd.testing.store import MemoryClient
 
 pytestmark = pytest.mark.looptime
 
@@ -66,7 +70,7 @@ class Scene:
         config = LeaderConfig(
             "a", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS, list_ended_s=3600.0
         )
-        store_health = StoreHealth()
+        self.store_health = store_health = StoreHealth()
         self.candidate = Candidate(self.store, config, Records(tmp_path), store_health)
         self.candidate.lease = Lease(epoch=EPOCH, until=float("inf"))
         self.reported = []
@@ -345,6 +349,20 @@ async def test_an_outage_only_delays(scene):
     assert (await scene.record).plan is not None
 
 
+async def test_an_outage_is_over_for_a_leader_that_another_one_has_replaced_meanwhile(scene):
+    """Otherwise the daemon would never be ready again."""
+    async with running(scene.leader):
+        await until(lambda: scene.leader.view is not None, every_s=0.01)
+        scene.data.fall_away()
+        scene.leader.bell.ring()
+        await until(lambda: StoreLoop.DECIDING in scene.store_health.state.failing, every_s=0.01)
+        scene.candidate.lease = Lease(epoch=EPOCH)
+        scene.data.away = False
+        await until(lambda: not scene.store_health.state.failing, every_s=0.01)
+
+    assert not scene.candidate.leading
+
+
 # --- the circuit breaker --------------------------------------------------------------------------
 
 
@@ -408,6 +426,39 @@ async def test_too_many_hosts_at_once_open_the_breaker_and_no_rank_moves(guarded
         await guarded.leader.turn()
 
     assert (await guarded.record).plan is None
+    assert guarded.data.breaker.open
+    assert [(a.code, a.state.value) for a in guarded.data.stream] == [("breaker.open", "raised")]
+
+
+async def milliseconds_later():
+    began = time.time()
+    await until(lambda: time.time() > began + 0.002)
+
+
+async def test_a_breaker_that_could_not_be_stored_is_opened_with_the_same_alert(guarded):
+    """It is opened as announced, even if the hosts have recovered."""
+
+    class Refusing(MemoryClient):
+        refuses = True
+
+        async def set_breaker(self, breaker):
+            if self.refuses:
+                raise StoreUnavailable("the disk of the store is full")
+            await super().set_breaker(breaker)
+
+    await guarded.degrade("h1", "h2")
+    client = Refusing(guarded.data)
+    fuse = Fuse(client, "a#1")
+    tripping = await client.snapshot()
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await fuse.look(tripping, BreakerRules())
+        await milliseconds_later()  # the clock is in the id of the alert
+    client.refuses = False
+    await guarded.put("h1")
+    view = await fuse.look(await client.snapshot(), BreakerRules())
+
+    assert view.breaker == guarded.data.breaker
     assert guarded.data.breaker.open
     assert [(a.code, a.state.value) for a in guarded.data.stream] == [("breaker.open", "raised")]
 

@@ -141,6 +141,29 @@ async def test_the_epoch_grows_when_the_store_lost_everything(tmp_path):
     assert one.lease.epoch > before
 
 
+async def test_a_lost_answer_never_interrupts_a_leader(tmp_path):
+    """The store does not answer for longer than the leader waits between two renewals."""
+    store = MemoryStore()
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        store.fall_away()
+        led = [await leads_for(one, 0.6 * TTL)]
+        store.away = False
+        led.append(await leads_for(one, TTL))
+
+    assert led == [True, True]
+
+
+async def leads_for(one, seconds):
+    """Whether it leads all the time."""
+    led = []
+    for _ in range(int(100 * seconds)):
+        await asyncio.sleep(0.01)
+        led.append(one.leading)
+    return all(led)
+
+
 async def test_a_candidate_that_gives_way_leaves_the_lease_to_another(tmp_path):
     """It asks for the lease again only once all others have had the time to take it."""
     store = MemoryStore()
@@ -149,11 +172,11 @@ async def test_a_candidate_that_gives_way_leaves_the_lease_to_another(tmp_path):
         await until(lambda: one.leading, within_s=60, every_s=0.01)
         async with running(two):
             await asyncio.sleep(0.5)
-            gives = one.gives_way_to(frozenset({"b"}))
+            gives = one.give_way_to(frozenset({"b"}))
             await one.step_down()
             one.vacant.ring()  # as the store's message does, which reaches this one, too
             await until(lambda: two.leading, within_s=TTL, every_s=0.01)
-            again = one.gives_way_to(frozenset({"b"}))
+            again = one.give_way_to(frozenset({"b"}))
 
     assert (gives, again) == (True, False)
 
@@ -186,7 +209,7 @@ async def test_hosts_that_cannot_read_a_record_win_the_lease_once_each_at_most(t
             if one.leading:
                 led.append(one.holder)
                 await asyncio.sleep(TTL / 2)
-                if one.gives_way_to(frozenset({"n"})):
+                if one.give_way_to(frozenset({"n"})):
                     await one.step_down()
 
     async with hearing(store, *old, new):
@@ -206,7 +229,7 @@ async def test_a_candidate_that_gave_way_abstains_while_any_other_leads(tmp_path
     one, other = candidate(store, "a", tmp_path), store.client()
     async with running(one):
         await until(lambda: one.leading, within_s=60, every_s=0.01)
-        one.gives_way_to(frozenset({"n"}))
+        one.give_way_to(frozenset({"n"}))
         await one.step_down()
         await other.acquire("b", ttl_s=9 * TTL, floor=0)
         await asyncio.sleep(3 * TTL)
@@ -225,8 +248,8 @@ async def test_a_candidate_that_gave_way_in_vain_leads_again(tmp_path):
     one = candidate(store, "a", tmp_path)
     async with running(one):
         await until(lambda: one.leading, within_s=60, every_s=0.01)
-        one.gives_way_to(frozenset({"b"}))
+        one.give_way_to(frozenset({"b"}))
         await one.step_down()
         await until(lambda: one.leading, within_s=TTL + RENEW, every_s=0.01)
 
-        assert not one.gives_way_to(frozenset({"b"}))
+        assert not one.give_way_to(frozenset({"b"}))

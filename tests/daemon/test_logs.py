@@ -6,6 +6,7 @@ import fcntl
 import json
 import logging
 import os
+import threading
 from contextlib import suppress
 
 import pytest
@@ -13,7 +14,7 @@ import structlog
 
 from tmd.config import Log
 from tmd.daemon import logs
-from tmd.daemon.logs import BURST, KINDS, PER_SECOND, RateLimit
+from tmd.daemon.logs import BURST, FRAMES, KINDS, PER_SECOND, RateLimit
 
 
 def logged(rate_limit: RateLimit, event: str, **more: str) -> dict[str, object] | None:
@@ -55,6 +56,23 @@ def test_an_exception_in_a_group_is_logged_with_its_place(
     (group,) = json.loads("".join(capsys.readouterr()))["exception"]
 
     assert request.node.name in json.dumps(group["exceptions"])
+
+
+def test_every_line_names_the_host_also_from_another_thread(
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """A long list says how much is missing."""
+    request.addfinalizer(structlog.reset_defaults)
+    logs.configure(Log(format="json"), host="h9")
+    log = structlog.get_logger()
+    thread = threading.Thread(
+        target=log.warning, args=("x",), kwargs={"keys": [*range(FRAMES + 2)]}
+    )
+    thread.start()
+    thread.join()
+    line = json.loads("".join(capsys.readouterr()))
+
+    assert (line["host"], line["keys"][-2:]) == ("h9", [FRAMES - 1, "... 2 more"])
 
 
 def test_one_alert_does_not_suppress_another() -> None:

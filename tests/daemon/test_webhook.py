@@ -24,7 +24,8 @@ WITHIN_S = 20.0
 
 
 class Receiver:
-    """A web server with scripted answers; ``None`` hangs until the client disconnects."""
+    """A web server with scripted answers; ``None`` hangs until the client disconnects, and an event
+    until it is set."""
 
     def __init__(self):
         self.answers = []
@@ -39,6 +40,9 @@ class Receiver:
         self.received.put_nowait((answer, body))
         if answer is None:
             await asyncio.Event().wait()
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+            answer = 200
         headers = {"Location": "/elsewhere"} if 300 <= answer < 400 else {}
         return web.Response(status=answer, headers=headers)
 
@@ -188,6 +192,8 @@ async def test_what_happened_while_the_store_was_away_is_announced_if_it_comes_b
             await begun(store)
         await raise_(store, 1)
         received = [await receiver.next()] if has_led else []
+        if has_led:
+            await until(lambda: bool(store.sent_outside.alerts), within_s=WITHIN_S, every_s=0.001)
         elected.leading = False
         await health.failed(StoreLoop.HEARTBEAT, StoreUnavailable("away"))
         await asyncio.sleep(0.1)
@@ -214,3 +220,44 @@ async def test_an_emptied_store_causes_no_second_announcement(receiver):
         received.append(await receiver.next())
 
     assert received == [(200, id_of(1)), (200, id_of(2))]
+
+
+async def test_a_former_leader_keeps_what_its_successor_has_stored(receiver):
+    """It has lost the lease during a POST."""
+    store, answered = MemoryStore(), asyncio.Event()
+    first, second = Elected(True), Elected(False)
+    receiver.answers = [answered]
+    async with (
+        telling(receiver, store, first, timeout_s=WITHIN_S) as former,
+        telling(receiver, store, second),
+    ):
+        await begun(store)
+        await raise_(store, 1)
+        received = [(await receiver.next())[1]]
+        first.leading, second.leading = False, True
+        await raise_(store, 2)
+        received += [(await receiver.next())[1] for _ in range(2)]
+        await until(lambda: len(store.sent_outside.alerts) == 2, within_s=WITHIN_S, every_s=0.001)
+        answered.set()
+        await until(lambda: former._announced is None, within_s=WITHIN_S, every_s=0.001)
+
+    assert received == [id_of(1), id_of(1), id_of(2)]
+    assert len(store.sent_outside.alerts) == 2
+
+
+async def test_a_notice_is_not_repeated_because_the_store_was_away_after_it(receiver):
+    store, answered = MemoryStore(), asyncio.Event()
+    health = StoreHealth()
+    receiver.answers = [answered]
+    async with telling(receiver, store, Elected(), health, timeout_s=WITHIN_S):
+        await begun(store)
+        await raise_(store, 1)
+        received = [(await receiver.next())[1]]
+        store.fall_away()
+        answered.set()
+        await until(lambda: bool(health.state.failing), within_s=WITHIN_S, every_s=0.001)
+        store.away = False
+        await raise_(store, 2)
+        received.append((await receiver.next())[1])
+
+    assert received == [id_of(1), id_of(2)]

@@ -282,7 +282,7 @@ def test_the_kit_finds_a_plug_in_that_imports_more_of_tmd():
     ("policy", "reason"),
     [
         (broken_policies.Greedy, "empty cluster"),
-        (broken_policies.Words, "words: .* which is no Verdict"),
+        (broken_policies.Words, "words: .* which is not a Verdict"),
         (broken_policies.Nothing, "nothing: .* returned None, which is no list of Verdict"),
         (broken_policies.Later, "later: .* async"),
         (broken_policies.Misfit, "misfit: .* Expected `str`, got `int`"),

@@ -34,9 +34,9 @@ from tmd.daemon.roster import Roster
 from tmd.folders import foreign
 
 HELLO_S = 5.0
-"""A client that sends nothing for this long after connecting is disconnected."""
+"""A client without a complete hello after this long is disconnected."""
 STRANGERS = 256
-"""Clients that have sent nothing yet. Beyond it, the one that has waited longest is
+"""Most clients without a complete hello. Beyond it, the one that has waited longest is
 disconnected."""
 BUFFER_LIMIT = 1 << 20
 """A client is disconnected if more bytes than this wait for it when there is another message."""
@@ -65,13 +65,13 @@ class TrainerLink:
     """A connected trainer and the last directive sent to it."""
 
     def __init__(self, worker: str, job: str, writer: asyncio.StreamWriter) -> None:
-        self.worker = worker
+        self.name = worker
         self.job = job
         self.writer = writer
         self.sent: tuple[int, Directive] | None = None
 
     def push(self, records: Records) -> None:
-        order = records.order(self.job, self.worker)
+        order = records.order(self.job, self.name)
         if order is None or (self.sent is not None and self.sent[1] == order.directive):
             return
         if self.sent is not None and order.lease_epoch < self.sent[0]:
@@ -80,7 +80,7 @@ class TrainerLink:
         _send(self.writer, order)
         log.info(
             "directive",
-            worker=self.worker,
+            worker=self.name,
             directive=type(order.directive).__name__,
             revision=order.revision,
             lease_epoch=order.lease_epoch,
@@ -91,7 +91,7 @@ class LauncherLink:
     """A connected launcher, its workers, and the workers it was asked to kill."""
 
     def __init__(self, hello: wire.LauncherHello, writer: asyncio.StreamWriter) -> None:
-        self.job = hello.job
+        self.name, self.job = "launcher", hello.job
         self.workers = hello.workers
         self.takes_notices = hello.notices
         self.owned = set(hello.workers)
@@ -145,9 +145,9 @@ class AgentServer:
         self._clients: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """The connections without a hello, oldest first."""
-        self._lifelines = Lifelines(roster)
-        self._failed: dict[str, str] = {}
-        """Job -> the error of the latest push."""
+        self._lifelines = Lifelines(roster, self.push)
+        self._failed: dict[object, str] = {}
+        """Client -> the error of the latest push."""
         self.listening = asyncio.Event()
 
     async def serve(self) -> None:
@@ -170,20 +170,20 @@ class AgentServer:
     def push(self) -> None:
         """Send every client what follows from the current records."""
         for trainer in self._trainers.values():
-            self._contained(trainer.job, partial(trainer.push, self._records))
+            self._contained(trainer, partial(trainer.push, self._records))
         for launcher in self._launchers:
-            self._contained(launcher.job, partial(launcher.push, self._records, self._roster))
+            self._contained(launcher, partial(launcher.push, self._records, self._roster))
 
-    def _contained(self, job: str, push: Callable[[], None]) -> None:
-        """An error about one job must not end the daemon, which serves others."""
+    def _contained(self, client: TrainerLink | LauncherLink, push: Callable[[], None]) -> None:
+        """An error about one client must not end the daemon, which serves others."""
         try:
             push()
         except Exception as error:
-            if self._failed.get(job) != (text := repr(error)):
-                self._failed[job] = text
-                log.exception("workers get no directive", job=job)
+            if self._failed.get(client) != (text := repr(error)):
+                self._failed[client] = text
+                log.exception("a client gets nothing", client=client.name, job=client.job)
         else:
-            self._failed.pop(job, None)
+            self._failed.pop(client, None)
 
     # --- one connection ---------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class AgentServer:
             log.warning("client rejected", reason=str(error), pid=_peer(writer)[0])
             _send(writer, wire.Rejected(reason=str(error)))
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the trainer disconnected; its launcher reports why
+            pass  # the client disconnected; a launcher or the kernel reports why a worker ended
         finally:
             writer.close()
 
@@ -267,7 +267,7 @@ class AgentServer:
             self._roster.report(stated(hello.status), _now())
             self._lifelines.watch(worker, job, _peer(writer)[0])
             self._watch_futex(hello, writer)
-            self._contained(job, partial(link.push, self._records))
+            self._contained(link, partial(link.push, self._records))
             while True:
                 message = await _receive(reader)
                 if not isinstance(message, wire.StatusReport):
@@ -279,6 +279,7 @@ class AgentServer:
                 for launcher in self._launchers:
                     launcher.note(status)
         finally:
+            self._failed.pop(link, None)
             if self._trainers.get(worker) is link:
                 del self._trainers[worker]
                 self._roster.lost(worker, _now())
@@ -290,7 +291,7 @@ class AgentServer:
         self._launchers.add(link)
         try:
             while True:
-                link.push(self._records, self._roster)
+                self._contained(link, partial(link.push, self._records, self._roster))
                 match await _receive(reader):
                     case wire.Exited(exit=ended) if ended.worker not in link.owned:
                         raise WireError(f"{ended.worker} is not a worker of this launcher")
@@ -305,6 +306,7 @@ class AgentServer:
                     case other:
                         raise WireError(f"a launcher cannot send {type(other).__name__}")
         finally:
+            self._failed.pop(link, None)
             self._launchers.discard(link)
 
 
@@ -350,7 +352,7 @@ def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
 
 
 def _make_way(folder: Path) -> None:
-    """Let users traverse to the socket, whatever this process's umask is."""
+    """Create ``folder``. All users may traverse the new folders, whatever the umask."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
@@ -365,7 +367,7 @@ async def _receive(reader: asyncio.StreamReader) -> wire.Message:
 def _send(writer: asyncio.StreamWriter, message: wire.Message) -> None:
     if writer.is_closing():
         return
-    # Before it is written: a single directive of a large job is longer.
+    # Checked before the write: one directive of a large job exceeds the limit.
     if writer.transport.get_write_buffer_size() > BUFFER_LIMIT:
         writer.transport.abort()
         return

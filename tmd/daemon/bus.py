@@ -29,8 +29,8 @@ UNLISTED_S = 30 * 86400.0
 class Topic(StrEnum):
     """Subject of a wake-up. It is only a hint: every loop also reads again on its own period."""
 
-    HOST = "host"  # a change in the status of a host: only the leader hears of it
-    LEADER = "leader"  # an operator's request: only the leader hears of it
+    HOST = "host"  # a change in the status of a host: the leader and observers hear of it
+    LEADER = "leader"  # a request or a restored record: the leader and observers hear of it
     JOBS = "jobs"  # the record of a job changed: the hosts of its workers hear of it
     LEASE = "lease"  # the leader stepped down
     HEALTHY = "healthy"  # a request to clear findings of a host
@@ -174,7 +174,7 @@ def described(view: ClusterView, leader: str) -> dict[str, Any]:
 
 
 class WakeEvent:
-    """A wake-up that is never lost and not counted."""
+    """Keeps a wake-up until it is waited for; several count as one."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

@@ -82,10 +82,14 @@ class Candidate:
                 if self._way.rest(asyncio.get_running_loop().time()) > 0:
                     await self.step_down()  # it was asked for before, and granted since
                     continue
-                wait_s = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
-                await self.vacant.wait(wait_s)
+                await self.vacant.wait(self._pause(answer))
         finally:
             await asyncio.shield(self.step_down())
+
+    def _pause(self, answer: Answer | None) -> float:
+        """Seconds until it asks again."""
+        renew_s = self._config.renew_s
+        return next_attempt(answer, renew_s=renew_s, chance=random.random(), leads=self.leading)
 
     async def _abstain(self, rest: float) -> None:
         """Wait a part of ``rest``, and look whether another one leads."""
@@ -125,14 +129,15 @@ class Candidate:
             log.warning("no longer leading", lease_epoch=self.lease.epoch)
         self._led = leading
 
-    def gives_way_to(self, hosts: frozenset[str]) -> bool:
-        """Whether to leave the lease to ``hosts``: once, unless one of them leads meanwhile."""
+    def give_way_to(self, hosts: frozenset[str]) -> bool:
+        """Leave the lease to ``hosts``, once, unless one of them leads meanwhile. Returns whether
+        this candidate is to step down."""
         now = asyncio.get_running_loop().time()
         self._way, gives = self._way.to(hosts, now, self._config.ttl_s)
         return gives
 
     async def step_down(self, fence: int = 0) -> None:
-        """Stop leading; the next lease, of this host or another, has an epoch above ``fence``."""
+        """Stop leading. The next lease that this host takes has an epoch above ``fence``."""
         led, self._led = self._led, False
         self.lease = Lease(epoch=max(self.lease.epoch, fence))
         if not (led or self._asking):

@@ -1,9 +1,9 @@
 """What this daemon has counted since it started, for ``/metrics``.
 
-Each daemon counts the alerts that it published and, as leader, the revisions that it wrote. So the
-sum over all hosts counts each event once, whoever led. On a host that may lead, migrations and lost
-time are shown as 0 from the start: ``increase`` and ``rate`` do not see an event that begins a
-series. Histograms are not, since each has many series.
+Each daemon counts the alerts that it raised or cleared and, as leader, the revisions that it wrote.
+So the sum over all hosts counts each event once, whoever led. On a host that may lead, migrations
+and lost time are shown as 0 from the start: ``increase`` and ``rate`` do not see an event that
+begins a series. Histograms are not, since each has many series.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
 class AlertCounter:
-    """Published alerts by code, severity and state."""
+    """Alerts by code, severity and state."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, Severity, State]] = Counter()

@@ -27,19 +27,19 @@ from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
 from tmd.core.values.view_checks import ENDED, left_alone, too_new
 
 FAILED_S = 5.0
-"""After a decision that failed, its job is looked at again."""
+"""Seconds until a job whose decision failed is looked at again."""
 
 log = structlog.get_logger("tmd.leader")
 
 
 class Grounds(NamedTuple):
-    """Everything but the time on which a decision about one job rests."""
+    """All facts, except the time, on which a decision about one job rests."""
 
     record: JobRecord | None
     hosts: tuple[HostStatus | None, ...]
     """The hosts of the job's workers and of its record. ``None`` stands for a silent host."""
     rest: tuple[object, ...]
-    """Requests, and what any host reports of its end or fault."""
+    """Requests, the pause, the breaker, hosts of other versions, exits and findings."""
     verdicts: Sequence[Verdict]
 
     def same(self, other: Grounds) -> bool:
@@ -134,7 +134,7 @@ class Decider:
         """Nothing is decided about ``jobs``, whose records have a later version."""
         for job in jobs:
             self._settled.pop(job, None)
-            self._log_once(job, f"not deciding: {too_new(job)}")
+            self._log_once(job, too_new(job))
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forget all other jobs."""
@@ -178,7 +178,7 @@ class Decider:
                 self._log_once(job, why)
             return formed or record
         if why := left_alone(record, view):
-            self._log_once(job, f"not deciding: {why}")
+            self._log_once(job, why)
             return record
         after = steer(
             record,
@@ -191,14 +191,14 @@ class Decider:
             silences=silences,
         )
         if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
-            self._log_once(job, f"paused: plan {_plan_id(after)} is not opened")
+            self._log_once(job, f"the cluster is paused: plan {_plan_id(after)} is not opened")
             return record
         return after
 
-    def _log_once(self, job: str, sentence: str) -> None:
-        if self._logged.get(job) != sentence:
-            self._logged[job] = sentence
-            log.info(sentence, job=job)
+    def _log_once(self, job: str, reason: str) -> None:
+        if self._logged.get(job) != reason:
+            self._logged[job] = reason
+            log.info("nothing decided", job=job, reason=reason)
 
 
 def log_decision(before: JobRecord | None, after: JobRecord) -> None:

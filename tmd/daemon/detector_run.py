@@ -35,8 +35,8 @@ class Context:
         self._loaded = loaded
         self._roster = roster
         self.alive_at = self.now()
-        self.waiting = False
-        """In a call of this class, so that the wait does not count against the detector."""
+        self._waits = 0
+        """Calls of this class that are waiting: that does not count against the detector."""
 
     @property
     def host(self) -> str:
@@ -53,16 +53,20 @@ class Context:
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
+    @property
+    def waiting(self) -> bool:
+        return self._waits > 0
+
     def beat(self) -> None:
         self.alive_at = self.now()
 
     @contextmanager
     def _wait(self) -> Iterator[None]:
-        self.waiting = True
+        self._waits += 1
         try:
             yield
         finally:  # the detector may cancel its wait, for example by a timeout of its own
-            self.waiting = False
+            self._waits -= 1
             self.beat()
 
     async def sleep(self, seconds: float) -> None:
@@ -119,8 +123,8 @@ def _steps(work: Watching, blocked: Callable[[float], None]) -> Generator[Any, A
 
 
 class DetectorRun:
-    """One run of a detector, in a task of its own: code of a plug-in may ignore that it is
-    cancelled, and must hold up nobody then.
+    """One run of a detector, in a task of its own: a plug-in may ignore a cancellation, and nothing
+    may wait for it then.
 
     Args:
         begin: begins the detector.
@@ -149,12 +153,12 @@ class DetectorRun:
         """Wait until it has ended. May be cancelled, and called again.
 
         Raises:
-            TimeoutError: it has missed its deadline.
+            TimeoutError: it has missed its deadline, and was cancelled for that.
             Exception: what it raised.
         """
         if self._deadline_s is not None and not self._missed:
             await self._wait_until_overdue(self._deadline_s)
-        if self._missed and not self._told and not await self.is_stopped():
+        if self._missed and not self._told and not await self.stop():
             self._told = True
             self._stuck()
         await asyncio.wait([self._running])
@@ -162,7 +166,7 @@ class DetectorRun:
             raise TimeoutError
         self._running.result()
 
-    async def is_stopped(self) -> bool:
+    async def stop(self) -> bool:
         """Cancel it; return whether it has ended within ``STOP_S``."""
         self._running.cancel()
         await asyncio.wait([self._running], timeout=STOP_S)

@@ -35,7 +35,7 @@ class Journal:
     Args:
         path: the file; ``None`` keeps everything in memory.
         patience_s: how long to wait for an answer of the disk.
-        retry_s: how often a failed disk is tried again.
+        retry_s: least time between two tries of a failed disk; only :meth:`add` tries.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Journal:
     async def published(self, numbers: Sequence[int]) -> None:
         """Mark the alerts of the last :meth:`waiting` that the store has accepted.
 
-        Nothing is marked if memory has replaced the disk since, or the disk memory: there, these
-        are the numbers of other alerts. The store ignores alerts that it already has.
+        Nothing is marked if disk and memory have changed places since: the numbers differ there.
+        The store ignores alerts that it already has.
         """
         numbered = self._numbered
 
@@ -89,7 +89,7 @@ class Journal:
         return await self._ask(Ledger.last_published)
 
     async def injected(self) -> list[Alert]:
-        """The alerts of injected findings as they were published, oldest first."""
+        """The alerts of injected findings that are kept, published or not, oldest first."""
         return await self._ask(Ledger.injected)
 
     async def forget_published(self) -> None:
@@ -106,12 +106,14 @@ class Journal:
 
     async def _ask(self, work: Callable[[Ledger], T]) -> T:
         if self._memory is None and self._path is not None:
+            disk = self._disk
             try:
-                if self._disk is None:
-                    self._disk = self._new_disk(self._path)
-                return await self._disk.ask(work)
+                if disk is None:
+                    disk = self._disk = self._new_disk(self._path)
+                return await disk.ask(work)
             except (sqlite3.Error, OSError) as error:  # TimeoutError is an OSError
-                await self._leave_disk(error)
+                if self._disk is disk:  # otherwise another request has found it broken meanwhile
+                    await self._leave_disk(error)
         if self._memory is None:
             self._memory = Ledger(":memory:", self._bounds)
         return work(self._memory)
@@ -132,7 +134,7 @@ class Journal:
         )
 
     async def _carry_over(self, disk: _Disk, error: Exception) -> int:
-        """Move unpublished alerts to memory, if they can be read; return how many.
+        """Copy unpublished alerts to memory, if they can be read; return how many.
 
         The store ignores alerts that it already has.
         """

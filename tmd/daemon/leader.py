@@ -41,7 +41,7 @@ from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.held_findings import HeldFindings, RaiseFinding
-from tmd.daemon.policy_runner import open_breaker_if_tripped, rulings
+from tmd.daemon.policy_runner import Fuse, rulings
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 
@@ -78,7 +78,7 @@ class Leader:
         store_health: StoreHealth,
         report: RaiseFinding = lambda _: None,
     ) -> None:
-        """``report`` raises findings about jobs on the leader's host."""
+        """``report`` raises or clears a finding on this host."""
         self.bell = candidate.elected
         self.view: ClusterView | None = None
         """The cluster at the latest turn, while this daemon leads and Redis answers."""
@@ -88,6 +88,7 @@ class Leader:
         self._candidate = candidate
         self._policies = policies
         self._store_health = store_health
+        self._fuse = Fuse(store, config.holder)
         self._decider = Decider(config.limits, config.shadow_goals)
         self._heard: dict[str, LastHeard] = {}
         self._findings = HeldFindings(report, OVER)
@@ -137,21 +138,20 @@ class Leader:
                     await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
-                    log.warning("a newer leader exists", error=str(error))
+                    log.warning("not the leader any more", error=str(error))
                     await self._candidate.step_down(error.fence)
-                self._store_health.worked(StoreLoop.DECIDING)
+            # Also while another one leads: an outage in which this daemon led is over.
+            self._store_health.worked(StoreLoop.DECIDING)
             await self.bell.wait(patience)
 
     async def turn(self) -> float:
         """Read the view and decide once; return the seconds until the next turn is due."""
-        view = await open_breaker_if_tripped(
-            await self._read(), self._store, self._config.holder, self._config.breaker
-        )
+        view = await self._fuse.look(await self._read(), self._config.breaker)
         now = asyncio.get_running_loop().time()
         self._decider.see(now)
         self._heard = remembered(self._heard, view, now)
         self.view = view = recalled(view, self._heard, now)
-        if self._candidate.gives_way_to(successors(view)):
+        if self._candidate.give_way_to(successors(view)):
             log.warning("another host reads records that this one cannot: no longer leading")
             await self._candidate.step_down()
             return 0.0
@@ -188,9 +188,9 @@ class Leader:
         self.counter.follow(())
 
     def _unprotected(self, before: ClusterView, after: ClusterView) -> dict[tuple[str, str], str]:
-        """Per job, why no fit standby covers some rank, and which ranks are adopted. A live plan,
-        or a record that was written in this turn, keeps the earlier reason for the first: the
-        workers have yet to follow it."""
+        """Per job, why no fit standby covers some rank, and which ranks are adopted. While a plan
+        is live, or if the record was written in this turn, the earlier reason for the former stays.
+        """
         lacking = {}
         for record in after.jobs:
             gap, finding = self._decider.gap(record.job), (NO_FIT_STANDBY, record.job)
@@ -235,20 +235,21 @@ class Leader:
         return view
 
     async def _with_unlisted(self, view: ClusterView, job: str, why: Conflict) -> ClusterView:
-        """``view``, with the record of an ended run of ``job`` that is not listed any more."""
+        """``view``, with the ended unlisted record of ``job`` if there is one. Otherwise it has to
+        be read again."""
         unknown = view.record(job) is None
         stored = await self._store.jobs_named([job] if unknown else [])
         for record in stored.records:
             if record.state in ENDED:
                 return view.with_record(record)
         self._decider.leave_alone(stored.unread)
-        self._outrun = not stored.unread
+        self._outrun |= not stored.unread
         log.info("the record changed in the meantime, deciding again", error=str(why))
         return view
 
     async def _tidy(self, view: ClusterView) -> None:
-        """Take jobs off the list that ended long ago: each listed job costs the leader a comparison
-        in each turn."""
+        """Take jobs off the list that ended long ago, since each listed job costs time in each
+        turn. Date ends that have no date."""
         if not (kept_s := self._config.list_ended_s):
             return
         now = time.time()
@@ -263,7 +264,7 @@ class Leader:
 
     async def _write(self, view: ClusterView, after: JobRecord) -> ClusterView:
         record = view.record(after.job)
-        after = self._signed(after, record, view)
+        after = self._stamped(after, record, view)
         if not self._candidate.leading:
             raise StaleLease("the lease expired while deciding")
         listeners = [host.listener for host in view.hosts_of(after.job)]
@@ -282,12 +283,12 @@ class Leader:
                 self._uncounted.add(job)
                 log.exception("the metrics of the job are not updated", job=job)
 
-    def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
+    def _stamped(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch
         version = written_version(before, view, self._heard, asyncio.get_running_loop().time())
         version = max(version, needed_version(after))
-        signed = structs.replace(after, lease_epoch=epoch, v=version)
-        return self.counter.ledger.into(signed)
+        stamped = structs.replace(after, lease_epoch=epoch, v=version)
+        return self.counter.ledger.into(stamped)
 
     def _verdicts(self, view: ClusterView) -> ByJob:
         """What the policies want of each job, as far as it may be done."""

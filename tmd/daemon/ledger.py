@@ -105,7 +105,7 @@ class Ledger:
         return _decoded(row[0]) if row else None
 
     def injected(self) -> list[Alert]:
-        """The alerts of injected findings as they were published, oldest first."""
+        """The alerts of injected findings that are kept, published or not, oldest first."""
         rows = self._db.execute(
             "SELECT body FROM alerts WHERE instr(body, ?) > 0 ORDER BY number",
             (f'"detector":"{PREFIX}'.encode(),),

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -30,8 +31,11 @@ log = structlog.get_logger("tmd.agents")
 class Lifelines:
     """Owns a pidfd and a futex of each connected worker. Closed by :meth:`close`."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, ending: Callable[[], None] = lambda: None) -> None:
+        """``ending``: called when the kernel begins to end a worker. Its process may stay, and has
+        to be killed at once, even while the store is away."""
         self._roster = roster
+        self._on_ending = ending
         self._open: dict[str, int] = {}
         self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
@@ -82,6 +86,7 @@ class Lifelines:
         log.warning("the kernel is ending a worker", worker=worker)
         self._watches.pop(worker, None)
         self._roster.exited(Exit(worker, job, None, at=time.time()))
+        self._on_ending()
 
     def _ended(self, worker: str, job: str) -> None:
         self._drop(worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,9 +26,10 @@ DEPTH = 8
 BRIEF = 300
 """Characters of text that came from a client."""
 BURST, PER_SECOND = 200, 10.0
-"""Lines of one kind per period. A kind is an event, its level and its code, if it has one."""
+"""Lines of one kind: at once, and per second afterwards. A kind is an event, its level and its
+code, if it has one."""
 KINDS = 500
-"""Kinds counted separately, the most recently used; all others share one allowance."""
+"""Kinds that have an allowance of their own. While all are in use, further ones share one."""
 
 
 _without_locals = ExceptionDictTransformer(show_locals=False, max_frames=FRAMES)
@@ -35,14 +37,20 @@ _without_locals = ExceptionDictTransformer(show_locals=False, max_frames=FRAMES)
 
 
 class RateLimit:
-    """A processor that drops lines repeated too often and reports how many it dropped."""
+    """A processor that drops lines repeated too often and reports how many it dropped. It may be
+    called by any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: dict[str, Allowance] = {}
         self._left_out: Counter[str] = Counter()
+        self._changing = threading.Lock()
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+        with self._changing:
+            return self._counted(method, line)
+
+    def _counted(self, method: str, line: EventDict) -> EventDict:
         now = self._clock()
         kind = self._kind(f"{method} {line.get('event')} {line.get('code', '')}", now)
         after = self._known.get(kind, Allowance(BURST, PER_SECOND)).spent(now)
@@ -67,7 +75,7 @@ def _visible(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
 
 
 def _bounded(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
-    """A processor: bounds a failure to a few KiB, however deeply exceptions are chained."""
+    """A processor of the JSON format: cuts long texts, lists and nested values."""
     return {key: _cut(value, depth=DEPTH) for key, value in line.items()}
 
 
@@ -80,7 +88,8 @@ def _cut(value: Any, depth: int) -> Any:
         return {key: _cut(each, depth - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
         most = CAUSES if value and isinstance(value[0], dict) and "frames" in value[0] else FRAMES
-        return [_cut(item, depth - 1) for item in value[:most]]
+        left = [f"... {len(value) - most} more"] if len(value) > most else []
+        return [_cut(item, depth - 1) for item in value[:most]] + left
     return value
 
 
@@ -114,7 +123,7 @@ class _Output:
         """:meth:`write` has done so."""
 
     def reported(self, _: WrappedLogger, __: str, line: EventDict) -> EventDict:
-        """A processor: counts the lines that failed since the last one that was written."""
+        """A processor: states how many lines failed since the last one that was written."""
         if self._unwritten:
             line["unwritten"] = self._unwritten
         return line
@@ -125,7 +134,7 @@ _output = _Output()
 
 
 class _Forwarding(logging.Handler):
-    """Turns records of :mod:`logging` into bounded lines like those of tmd."""
+    """Turns records of :mod:`logging` into lines like those of tmd."""
 
     def emit(self, record: logging.LogRecord) -> None:
         fields: dict[str, Any] = {"logger": record.name}
@@ -137,7 +146,7 @@ class _Forwarding(logging.Handler):
             fields["problem"] = f"{type(error).__name__}: {error}"[:BRIEF]
         elif error is not None:
             fields["exc_info"] = error
-        # Without arguments the text is the same each time, so all such lines share one allowance.
+        # The template is the kind, so all lines of one template share one allowance.
         structlog.get_logger(record.name).log(record.levelno, str(record.msg), **fields)
 
 
@@ -145,6 +154,15 @@ def _forward() -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _Forwarding) for handler in root.handlers):
         root.addHandler(_Forwarding())
+
+
+_bound: dict[str, str] = {}
+"""Fields of every line. New threads would not have context variables."""
+
+
+def _with_bound(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """A processor: adds the fields that every line has."""
+    return {**_bound, **line}
 
 
 def configure(config: Log, **bound: str) -> None:
@@ -160,11 +178,12 @@ def configure(config: Log, **bound: str) -> None:
         renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)
         render = [_visible, renderer]
     _output.stream = sys.stderr
+    _bound.update(bound)
     structlog.configure(
         processors=[
             RateLimit(),
             _output.reported,
-            structlog.contextvars.merge_contextvars,
+            _with_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=False),
             *render,
@@ -177,4 +196,3 @@ def configure(config: Log, **bound: str) -> None:
         cache_logger_on_first_use=False,
     )
     _forward()
-    structlog.contextvars.bind_contextvars(**bound)

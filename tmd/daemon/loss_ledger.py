@@ -16,7 +16,7 @@ from tmd.core.values.model import Credit, JobRecord
 
 DIGITS = 3
 CREDITS = 8
-"""How many leaders a record names."""
+"""Most lease epochs that a record credits."""
 
 
 class UnconfirmedRevision(Struct, frozen=True):
@@ -28,9 +28,11 @@ class UnconfirmedRevision(Struct, frozen=True):
     """Cause -> rank seconds."""
 
     def stored_in(self, record: JobRecord) -> bool:
-        """Whether ``record``, of no earlier revision, is this one or goes back to it."""
+        """Whether ``record``, of no earlier revision, is this one or follows from it."""
         if record.lease_epoch == self.lease_epoch:
-            return True  # this leader wrote it, and goes on only from what it has written
+            # This leader wrote it, and continues only from what it has written. So did
+            # 'tmd forget', after which the losses of the job do not matter.
+            return True
         if record.revision == self.revision:
             return False
         last = {c.lease_epoch: c.revision for c in record.credited}

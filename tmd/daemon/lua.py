@@ -1,4 +1,4 @@
-"""Lua scripts that make each change of the store one atomic step. They see keys, not meanings.
+"""Lua scripts: each change that depends on what is stored is one atomic step.
 
 All keys of a cluster share the hash tag ``{tmd:<cluster>}``, so they are in one slot. ``ARGV[1]``
 is always the key prefix; keys beyond ``KEYS`` are built from it. Numbers stay below 2^53 and are
@@ -16,8 +16,7 @@ from tmd.daemon.record_changes import LONGEST_TEXT
 
 @cache
 def lean(script: str) -> str:
-    """``script`` without comments that fill a line, and indentation: ten thousand hosts send one
-    each second."""
+    """``script`` without indentation and comment lines: some requests send the text each time."""
     lines = (line.strip() for line in script.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("--"))
 
@@ -93,7 +92,7 @@ if held ~= '' then
   local holder, digits = string.match(held, '^(.*)|(%d+)$')
   local epoch, left = number(digits), redis.call('PTTL', KEYS[1])
   if epoch and epoch >= FORGED_FROM then epoch = nil end
-    -- No member writes a lease without an epoch or an expiry, or one for hours. It gets a normal
+  -- No member writes a lease without an epoch or an expiry, or one for hours. It gets a normal
   -- expiry once, so that it lapses.
   local ttl = tonumber(ARGV[3])
   if left < 0 or left > (epoch and math.max(3600000, 10 * ttl) or ttl) then

@@ -95,12 +95,12 @@ def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
 
 def _checked(answer: object) -> Verdict:
     if not isinstance(answer, Verdict):
-        raise TypeError(f"decide() returned {answer!r} among its verdicts, which is no Verdict")
+        raise TypeError(f"decide() returned {answer!r} among its verdicts, which is not a Verdict")
     try:
         verdict = convert(to_builtins(answer), Verdict)
     except (ValidationError, TypeError) as error:
         raise TypeError(f"decide() returned {answer!r}: {in_words(error)}") from None
-    # Stored with its record, text that is no Unicode could not be encoded.
+    # Invalid Unicode could not be encoded with its record.
     return structs.replace(
         verdict, cause=valid_text(verdict.cause), reason=valid_text(verdict.reason)
     )
@@ -119,10 +119,8 @@ class Outlook(Struct, frozen=True):
 def foreseen(
     ruled: Sequence[Ruling], view: ClusterView, limits: PlanLimits, *, now: float
 ) -> list[Outlook]:
-    """What the leader would do about each job in its next turn, given the rulings ``ruled``.
-
-    Nothing is written.
-    """
+    """What follows for each recorded job from the rulings ``ruled``. Deadlines that run and shadows
+    are ignored, and nothing is written."""
     outlooks = []
     verdicts = [ruling.verdict for ruling in ruled if not ruling.held_back]
     for record in view.jobs:
@@ -152,27 +150,36 @@ def withheld(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
     return found
 
 
-async def open_breaker_if_tripped(
-    view: ClusterView, store: Store, holder: str, rules: BreakerRules
-) -> ClusterView:
-    """``view``, with the circuit breaker opened if ``rules`` require it.
+class Fuse:
+    """Opens the circuit breaker if its rules require that.
 
     ``holder``: of the leader's lease, ``host#…``.
-
-    Raises:
-        StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
     """
-    reason = tripped(view, rules)
-    if reason is None:
-        return view
-    breaker = Breaker(open=True, reason=reason, at=time.time())
-    # If the store fails in between, the next turn does both: the alert comes twice, not never.
-    await store.publish_alert(
-        breaker_alert(breaker, holder.partition("#")[0], opened_at=breaker.at)
-    )
-    await store.set_breaker(breaker)
-    log.error("circuit breaker opened, policies move no rank", reason=reason)
-    return structs.replace(view, breaker=breaker)
+
+    def __init__(self, store: Store, holder: str) -> None:
+        self._store = store
+        self._host = holder.partition("#")[0]
+        self._opening: Breaker | None = None
+        """The breaker whose alert may be published, and which is not stored yet."""
+
+    async def look(self, view: ClusterView, rules: BreakerRules) -> ClusterView:
+        """``view``, with the breaker opened if ``rules`` require it.
+
+        Raises:
+            StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
+        """
+        if view.breaker.open:
+            self._opening = None
+        elif self._opening is None and (reason := tripped(view, rules)) is not None:
+            self._opening = Breaker(open=True, reason=reason, at=time.time())
+        if (breaker := self._opening) is None:
+            return view
+        # If the store fails in between, the next turn publishes the same alert, which counts once.
+        await self._store.publish_alert(breaker_alert(breaker, self._host, opened_at=breaker.at))
+        await self._store.set_breaker(breaker)
+        self._opening = None
+        log.error("circuit breaker opened, policies move no rank", reason=breaker.reason)
+        return structs.replace(view, breaker=breaker)
 
 
 async def end_pause(store: Store, by: str, host: str) -> bool:

@@ -37,7 +37,7 @@ class HeartbeatSources(NamedTuple):
 
 
 class Publisher:
-    """Level-triggered: each heartbeat carries everything since the previous one."""
+    """Level-triggered: each heartbeat carries the whole current status."""
 
     def __init__(
         self,

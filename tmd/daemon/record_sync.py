@@ -4,8 +4,8 @@ The records of jobs with workers on this host are read every ``poll_s`` seconds,
 only every 30 to 60 s, and soon after an outage of the store: a cluster may have hundreds of jobs on
 ten thousand hosts. The leader reads all of them each time.
 
-It also restores a record that the store holds in an older revision, or has lost, unless the job has
-ended. A record that a later version of tmd wrote is reported by the leader and by each host with
+It also restores a record whose stored revision is older, and a lost one unless the job has ended. A
+record that a later version of tmd wrote is reported by the leader and by each host with
 workers of that job.
 """
 

@@ -40,8 +40,8 @@ class Roster:
     def __init__(self) -> None:
         self.urgent = WakeEvent()
         self.records_due = WakeEvent()
-        """Rings when the records of the jobs here are to be read: a worker is new, or one may have
-        changed."""
+        """Rings when the records of the jobs here are to be read: a worker is new, or a record
+        may have changed."""
         self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
         self._most = 0

@@ -140,7 +140,7 @@ class Service:
         )
 
     def _report(self, found: Signal) -> None:
-        """Raise or clear, on this host, a finding of the leader or of its view of a job."""
+        """Raise or clear, on this host, a finding of the leader or of the reader of records."""
         rules = FindingRules(hold_s=self._settings.leader.unprotected_s)
         self.watcher.fold(found, "leader", Strategy.ADVISE, rules)
 

@@ -30,9 +30,9 @@ class StateFile:
         self._thread: threading.Thread | None = None
 
     def write(self, data: bytes) -> None:
-        """Replace the file atomically. An error, such as of a full disk, is only logged.
+        """Replace the file atomically. An error, such as a full disk, is only logged.
 
-        If the disk hangs, ``data`` are written once it answers, unless there are newer ones then.
+        If the disk hangs, ``data`` is written once it answers, unless there are newer ones then.
         """
         with self._changing:
             self._next = data

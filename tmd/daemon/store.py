@@ -2,11 +2,11 @@
 
 Every change that depends on what is stored is one Lua script (:mod:`tmd.daemon.lua`). Values are
 sealed JSON (:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and only members can
-seal them. The lease and the mark of a pause have no seal. A forged request, host status or alert is
-ignored; a forged record or breaker stops decisions, since doing less is the only safe reaction. A
-daemon that has read or written a record keeps it until the revision, fence or seal changes, and
-does not notice a forged text that leaves these alone. The client never retries by itself: a blocked
-renewal would outlive the lease.
+seal them. Leases, counters, sets and the marks of alerts and of a pause have no seal. A forged
+request, host status or alert is ignored; a forged record or breaker stops decisions, since doing
+less is the only safe reaction. A daemon that has read or written a record keeps it until the
+revision, fence or seal changes, and does not notice a forged text that leaves these alone. The
+client never retries by itself: a blocked renewal would outlive the lease.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KINDS = {
     "told": "zset",
     "alerts": "stream",
 }
-"""The expected type of each key, to name the one that is wrong."""
+"""Expected types of keys whose wrong type makes a request fail: the error names the key."""
 
 Request = TypeVar("Request", DrainRequest, RehearsalRequest)
 

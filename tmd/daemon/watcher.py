@@ -53,6 +53,8 @@ class WatchedDetector:
         self.strategy = loaded.strategy
         """May change while the detector runs."""
         self.task: asyncio.Task[None] | None = None
+        self.stopping = False
+        """Whether it was told to stop: it is not started again when it ends."""
         self.allowance = Allowance(BURST, PER_SECOND)
 
 
@@ -63,7 +65,7 @@ class AlertSinks(NamedTuple):
     store_health: StoreHealth
     journal: Journal
     unwritten: int = 10_000
-    """Most alerts that wait to be written into the journal."""
+    """Most alerts that wait to be written into the journal. Beyond it, the oldest are dropped."""
 
 
 class Watcher:
@@ -77,7 +79,6 @@ class Watcher:
         roster: Roster,
         sinks: AlertSinks,
     ) -> None:
-        """``unwritten``: alerts on their way to the journal; beyond it, the oldest are dropped."""
         self.board = triage.FindingsBoard()
         self.counter = AlertCounter()
         self._host = host
@@ -132,18 +133,23 @@ class Watcher:
 
     def _start(self, watched: WatchedDetector) -> None:
         name = f"detector {watched.loaded.origin.name}"
+        watched.stopping = False
         watched.task = self._tasks.create_task(self._supervise(watched), name=name)
 
     async def _stop(self, watched: WatchedDetector) -> bool:
         """Return whether it has ended: two instances at once would contradict each other."""
         if watched.task is None:
             return True
+        watched.stopping = True
         watched.task.cancel()
         await asyncio.wait([watched.task], timeout=STOP_S)
         if watched.task.done():
             watched.task = None
             return True
-        log.warning("detector does not stop, it keeps running", detector=watched.loaded.origin.name)
+        log.warning(
+            "detector does not stop: reload again once it has ended",
+            detector=watched.loaded.origin.name,
+        )
         return False
 
     def _forget(self, name: str) -> None:
@@ -233,6 +239,9 @@ class Watcher:
                 # Whatever a detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)
                 problem = f"{type(error).__name__}: {in_words(error)}"
+            if watched.stopping:
+                log.warning("detector has ended: reload again", detector=loaded.origin.name)
+                return
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 pause = RESTART_S[0]
             self._report_failure(loaded, problem)
@@ -269,7 +278,7 @@ class Watcher:
                     return await run.ended()
                 except asyncio.CancelledError:
                     task = asyncio.current_task()
-                    if task is None or not task.cancelling() or await run.is_stopped():
+                    if task is None or not task.cancelling() or await run.stop():
                         raise
                     if self._ending:
                         log.warning(
@@ -287,7 +296,7 @@ class Watcher:
                 context.beat()
                 news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
                 if news and signal.state is State.CLEARED:
-                    # Repeated states need no pause; a flapping detector must clear, too.
+                    # A finding that is only repeated needs no pause, and one that flaps is cleared.
                     watched.allowance = watched.allowance.spent(context.now())
                     await context.sleep(watched.allowance.owed_s)
 

@@ -1,7 +1,7 @@
-"""The webhook: the leader POSTs alerts and finished migrations, each once.
+"""The webhook: the leader POSTs alerts and finished migrations.
 
 It records in the store what it has announced, so a new leader repeats at most the last notice of
-its predecessor. It decides nothing, and nothing waits for it.
+its predecessor. A notice that is repeated has the same id. Nothing waits for the webhook.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 from tmd.core.alerts.notices import Announced, Notice, of_alerts, of_migrations, payload
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
-from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.bus import Store
 from tmd.daemon.candidate import Candidate
 from tmd.daemon.store_health import StoreHealth
 from tmd.schema import Secret
@@ -57,21 +57,21 @@ class Webhook:
     def __init__(
         self, config: WebhookConfig, candidate: Candidate, store: Store, store_health: StoreHealth
     ) -> None:
-        self.bell = WakeEvent()
         self._config = config
         self._candidate = candidate
         self._store = store
         self._store_health = store_health
         self._announced: Announced | None = None
-        """As this daemon has last read or written it; ``None`` unless it is current."""
+        """What has been announced, as far as this leader knows; ``None`` unless it is current."""
+        self._stored: Announced | None = None
+        """The same, as this daemon has last read it or stored it."""
         self._past: tuple[float, float] | None = None
-        """What happened before the first time (wall clock) is not announced, until the second one
-        (monotonic)."""
+        """Wall clock and monotonic: what happened before the former is skipped until the latter."""
 
     async def run(self) -> None:
         """Run until cancelled."""
-        while not self._candidate.leading:
-            await self.bell.wait(self._config.poll_s)
+        while not self._candidate.leading:  # noqa: ASYNC110 - the event of an election is the leader's
+            await asyncio.sleep(self._config.poll_s)
         # Only the leader needs the client: it costs a daemon memory and start-up time.
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
@@ -91,9 +91,9 @@ class Webhook:
                 if not self._candidate.leading:
                     self._store_health.worked(StoreLoop.WEBHOOK)
                     if not self._store_health.state.down:
-                        self._announced = None  # the next leader continues from the store
+                        self._announced = self._stored = None  # another leader may store more
                 if not more:
-                    await self.bell.wait(config.poll_s)
+                    await asyncio.sleep(config.poll_s)
 
     async def _turn(self, session: ClientSession) -> bool:
         """Announce what is new; return whether there may be more."""
@@ -107,8 +107,8 @@ class Webhook:
         for notice in announced.unannounced([*alerts, *ended]):
             if self._is_past(notice):
                 continue
-            if not await self._deliver(session, notice):
-                return False
+            if not await self._deliver(session, notice) or not self._candidate.leading:
+                return False  # what another leader has stored meanwhile must stay
             cursor = cursors.get(id(notice.alert), announced.cursor)
             announced = await self._remember(announced.plus([notice], cursor, shown))
         if found and announced.cursor != found[-1][0]:
@@ -118,15 +118,16 @@ class Webhook:
     async def _known(self) -> Announced:
         """What was announced. A cluster without announcements skips its past.
 
-        A store that has come back empty does not say. A leader that also led before the outage
-        remembers. Another one announces what has happened since the outage began, and not what
-        the hosts publish again.
+        A store that has come back empty has no announcements. A leader that also led before the
+        outage remembers them. Another one announces what has happened since the outage began, and
+        not what the hosts publish again.
         """
-        announced = await self._store.announced() or self._announced
-        if announced is None:
-            announced = await self._remember(await self._begun())
-        self._announced = announced
-        return announced
+        stored = await self._store.announced()
+        if stored is not None and stored != self._stored:
+            self._announced = self._stored = stored
+        if self._announced is None:
+            return await self._remember(await self._begun())
+        return self._announced
 
     async def _begun(self) -> Announced:
         ended = of_migrations((await self._store.jobs()).records)
@@ -148,6 +149,7 @@ class Webhook:
     async def _remember(self, announced: Announced) -> Announced:
         self._announced = announced
         await self._store.put_announced(announced)
+        self._stored = announced
         return announced
 
     async def _deliver(self, session: ClientSession, notice: Notice) -> bool:

@@ -102,13 +102,16 @@ class GivingWay(Struct, frozen=True):
         return max(0.0, self.until - now)
 
 
-def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> float:
+def next_attempt(answer: Answer | None, *, renew_s: float, chance: float, leads: bool) -> float:
     """Seconds until the next request to the store. ``chance`` in [0, 1) spreads the candidates.
 
     A follower asks again just after the current lease can lapse, so that a dead leader is replaced
     soon, and not before: ten thousand followers would ask thousands of times a second. ``None``:
-    the store did not answer.
+    the store did not answer. Then a candidate that ``leads`` asks again at once, before its lease
+    lapses.
     """
+    if answer is None and leads:
+        return 0.0
     if isinstance(answer, Denied):
         lapses = answer.remaining_s + 0.01 + SPREAD * renew_s * chance
         return min(lapses, MOST_PERIODS * renew_s)
