@@ -125,6 +125,7 @@ async def test_other_scripts_go_on(
 @pytest.mark.parametrize(
     ("layout", "goes_on"),
     [
+        ("compiled", True),
         ("hybrid", True),
         ("tensor", True),
         ("experts", True),
