@@ -139,7 +139,7 @@ class DetectorContext(Protocol):
         """Pause; also shows the supervisor that the detector is alive."""
 
     def worker_events(self) -> AsyncIterator[WorkerEvent]:
-        """Every change of a worker of this host, and all of them again every half second.
+        """Every change of a worker of this host, and all live ones again every half second.
 
         Level-triggered: a slow reader sees the latest event of each worker, never a backlog.
         """
@@ -152,7 +152,7 @@ class Detector(ABC):
     Config: ClassVar[type[DetectorConfig]] = DetectorConfig
     deadline_s: ClassVar[float | None] = None
     """If set: the detector promises to yield, sleep or take an event at least this often, and is
-    restarted when it does not."""
+    restarted when it does not. While one of its waits in the context is pending, none is missed."""
 
     def supported(self) -> str | None:
         """Why this detector cannot work on this host, or ``None`` if it can."""
