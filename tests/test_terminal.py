@@ -270,7 +270,7 @@ def test_the_log(form, capsys):
             log.exception("failed")
     finally:
         structlog.reset_defaults()
-        structlog.contextvars.clear_contextvars()
+        logs._bound.clear()
     text = capsys.readouterr().err
 
     assert "[/][bold]x" in text

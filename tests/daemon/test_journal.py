@@ -26,6 +26,7 @@ from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import AlertSinks, Watcher
+from tmd.testing.clients import until
 
 WITHIN_S = 20.0
 
@@ -190,6 +191,23 @@ async def test_a_full_disk_loses_no_alert(tmp_path):
 
     assert found == [f"h1-{n}" for n in range(50)]
     assert 0 < len(on_disk) < 50  # the disk was full
+
+
+async def test_what_a_full_disk_had_comes_before_what_is_added_meanwhile(tmp_path):
+    with opened(tmp_path / "j") as journal:
+        await journal.add([alert(number) for number in range(3)])
+
+        async def later():
+            await until(lambda: journal._memory is not None)
+            await journal.add([alert(8)])
+
+        with files_at_most((tmp_path / "j-wal").stat().st_size):
+            adding = (journal.add([alert(number)]) for number in range(3, 8))
+            await asyncio.gather(*adding, later())
+        found = await ids(journal)
+
+    assert found[:3] == ["h1-0", "h1-1", "h1-2"]
+    assert sorted(found) == [f"h1-{n}" for n in range(9)]
 
 
 async def test_a_disk_that_fills_up_during_a_backlog_loses_no_alert(tmp_path):

@@ -43,13 +43,14 @@ class Telling(Detector):
         self.name = name  # type: ignore[misc]
         self.starts = [] if starts is None else starts
         self.stubborn = stubborn
+        self.end = asyncio.Event()
 
     async def watch(self, ctx):
         self.starts.append(ctx.config.number)
         yield Signal("a.b", self.name, Severity.FATAL)
-        while True:
+        while not self.end.is_set():
             try:
-                await asyncio.sleep(1e6)
+                await self.end.wait()
             except asyncio.CancelledError:
                 if not self.stubborn:
                     raise
@@ -145,6 +146,37 @@ async def test_a_detector_that_does_not_stop_is_not_started_twice(tmp_path):
         assert restarted == []
         assert spare.starts == []
         assert took == pytest.approx(STOP_S)
+
+
+@pytest.mark.looptime
+async def test_what_was_configured_last_follows_a_detector_that_stops_late(tmp_path):
+    """A reload that is reverted meanwhile starts the former configuration again."""
+    stubborn, never, last = Telling("one", stubborn=True), Telling("one"), Telling("one")
+    async with watching(loaded(tmp_path, stubborn)) as (watcher, store):
+        await watcher.adopt([loaded(tmp_path, never, number=5)])
+        restarted = await watcher.adopt([loaded(tmp_path, last)])
+        before = list(last.starts)
+        stubborn.end.set()
+        await asyncio.sleep(100)
+
+        assert (restarted, before) == ([], [])
+        assert (stubborn.starts, never.starts, last.starts) == ([0], [], [0])
+        assert {a.code for a in store.stream} == {"a.b"}
+
+
+@pytest.mark.looptime
+async def test_a_removed_detector_that_stops_late_is_forgotten_then(tmp_path):
+    stubborn = Telling("one", stubborn=True)
+    async with watching(loaded(tmp_path, stubborn)) as (watcher, _):
+        await watcher.adopt([])
+        kept = set(watcher.terms())
+        stubborn.end.set()
+        await asyncio.sleep(100)
+
+        assert kept == {"one"}
+        assert watcher.terms() == {}
+        assert watcher.board.alerts == ()
+        assert stubborn.starts == [0]
 
 
 def test_keys_that_need_a_restart_are_named(tmp_path, monkeypatch):

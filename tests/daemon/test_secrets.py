@@ -37,7 +37,7 @@ MOST = 64 * 1024
 def form(request):
     yield request.param
     structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
+    logs._bound.clear()
 
 
 def deep(number, settings):

@@ -350,22 +350,6 @@ async def test_a_detector_that_does_not_stop_does_not_hold_up_the_end(watching):
     assert took == pytest.approx(STOP_S)
 
 
-async def test_a_removed_detector_that_stops_late_is_not_started_again(watching):
-    deaf = Deaf()
-    async with watching(deaf) as (watcher, _):
-        await asyncio.sleep(1)
-        await watcher.adopt([])
-        kept = set(watcher.terms())
-        deaf.end.set()
-        await asyncio.sleep(100)
-        await watcher.adopt([])
-
-        assert kept == {"deaf"}
-        assert watcher.terms() == {}
-        assert [a.code for a in watcher.board.alerts] == []
-    assert deaf.starts == 1
-
-
 async def test_a_second_wait_keeps_the_first_from_counting_as_a_hang(watching):
     """A detector may wait for a time and for events at once."""
 

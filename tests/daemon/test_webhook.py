@@ -245,6 +245,31 @@ async def test_a_former_leader_keeps_what_its_successor_has_stored(receiver):
     assert len(store.sent_outside.alerts) == 2
 
 
+async def test_a_leader_that_led_before_keeps_what_another_one_has_stored(receiver):
+    """It has lost and regained the lease during a POST."""
+    store, answered = MemoryStore(), asyncio.Event()
+    first, second = Elected(True), Elected(False)
+    receiver.answers = [answered]
+    async with (
+        telling(receiver, store, first, timeout_s=WITHIN_S),
+        telling(receiver, store, second),
+    ):
+        await begun(store)
+        await raise_(store, 1)
+        received = [(await receiver.next())[1]]
+        first.leading, second.leading = False, True
+        await raise_(store, 2)
+        received += [(await receiver.next())[1] for _ in range(2)]
+        await until(lambda: len(store.sent_outside.alerts) == 2, within_s=WITHIN_S, every_s=0.001)
+        first.leading, second.leading, first.lease = True, False, Lease(epoch=2)
+        answered.set()
+        await raise_(store, 3)
+        received.append((await receiver.next())[1])
+
+    assert received == [id_of(1), id_of(1), id_of(2), id_of(3)]
+    assert receiver.received.empty()
+
+
 async def test_a_notice_is_not_repeated_because_the_store_was_away_after_it(receiver):
     store, answered = MemoryStore(), asyncio.Event()
     health = StoreHealth()

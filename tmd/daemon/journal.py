@@ -55,6 +55,8 @@ class Journal:
         """The ledger that is used while the disk cannot be."""
         self._numbered: Ledger | None = None
         """The ledger whose numbers the last :meth:`waiting` has returned."""
+        self._leaving = asyncio.Lock()
+        """Held while alerts are carried from a broken disk to memory."""
         self._retry_at = 0.0
         self._abandoned: list[_Disk] = []
         """Disks that did not answer; while one is stuck, no other is tried."""
@@ -105,18 +107,23 @@ class Journal:
     # --- disk or memory ---------------------------------------------------------------------------
 
     async def _ask(self, work: Callable[[Ledger], T]) -> T:
-        if self._memory is None and self._path is not None:
+        while True:
+            if self._path is None or self._memory is not None:
+                async with self._leaving:  # until memory has what the disk had
+                    if self._path is None and self._memory is None:
+                        self._memory = Ledger(":memory:", self._bounds)
+                    if self._memory is not None:
+                        return work(self._memory)
+                continue
             disk = self._disk
             try:
                 if disk is None:
                     disk = self._disk = self._new_disk(self._path)
                 return await disk.ask(work)
             except (sqlite3.Error, OSError) as error:  # TimeoutError is an OSError
-                if self._disk is disk:  # otherwise another request has found it broken meanwhile
-                    await self._leave_disk(error)
-        if self._memory is None:
-            self._memory = Ledger(":memory:", self._bounds)
-        return work(self._memory)
+                async with self._leaving:
+                    if self._disk is disk and self._memory is None:  # the first to find it broken
+                        await self._leave_disk(error)
 
     def _new_disk(self, path: Path) -> _Disk:
         return _Disk(path, self._bounds, self._patience_s)

@@ -44,7 +44,7 @@ class RateLimit:
         self._clock = clock
         self._known: dict[str, Allowance] = {}
         self._left_out: Counter[str] = Counter()
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()  # a finalizer may log while the lock is held
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
         with self._changing:
@@ -65,7 +65,7 @@ class RateLimit:
     def _kind(self, kind: str, now: float) -> str:
         if kind in self._known or len(self._known) < KINDS:
             return kind
-        self._known = {k: a for k, a in self._known.items() if not a.is_whole(now)}
+        self._known = {k: a for k, a in [*self._known.items()] if not a.is_whole(now)}
         return kind if len(self._known) < KINDS else ""
 
 
@@ -183,6 +183,7 @@ def configure(config: Log, **bound: str) -> None:
         processors=[
             RateLimit(),
             _output.reported,
+            structlog.contextvars.merge_contextvars,
             _with_bound,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=False),

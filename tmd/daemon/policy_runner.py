@@ -159,27 +159,26 @@ class Fuse:
     def __init__(self, store: Store, holder: str) -> None:
         self._store = store
         self._host = holder.partition("#")[0]
-        self._opening: Breaker | None = None
-        """The breaker whose alert may be published, and which is not stored yet."""
+        self._published: Breaker | None = None
+        """The open breaker whose alert this leader has published last."""
 
     async def look(self, view: ClusterView, rules: BreakerRules) -> ClusterView:
         """``view``, with the breaker opened if ``rules`` require it.
 
         Raises:
-            StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
+            StoreUnavailable: nothing may be decided on ``view``.
         """
-        if view.breaker.open:
-            self._opening = None
-        elif self._opening is None and (reason := tripped(view, rules)) is not None:
-            self._opening = Breaker(open=True, reason=reason, at=time.time())
-        if (breaker := self._opening) is None:
-            return view
-        # If the store fails in between, the next turn publishes the same alert, which counts once.
-        await self._store.publish_alert(breaker_alert(breaker, self._host, opened_at=breaker.at))
-        await self._store.set_breaker(breaker)
-        self._opening = None
-        log.error("circuit breaker opened, policies move no rank", reason=breaker.reason)
-        return structs.replace(view, breaker=breaker)
+        if not view.breaker.open and (reason := tripped(view, rules)) is not None:
+            breaker = Breaker(open=True, reason=reason, at=time.time())
+            await self._store.set_breaker(breaker)
+            log.error("circuit breaker opened, policies move no rank", reason=reason)
+            view = structs.replace(view, breaker=breaker)
+        if view.breaker.open and view.breaker != self._published:
+            # A former leader may have failed before its alert. The store takes each only once.
+            found = breaker_alert(view.breaker, self._host, opened_at=view.breaker.at)
+            await self._store.publish_alert(found)
+            self._published = view.breaker
+        return view
 
 
 async def end_pause(store: Store, by: str, host: str) -> bool:

@@ -53,8 +53,10 @@ class WatchedDetector:
         self.strategy = loaded.strategy
         """May change while the detector runs."""
         self.task: asyncio.Task[None] | None = None
-        self.stopping = False
-        """Whether it was told to stop: it is not started again when it ends."""
+        self.overdue = False
+        """Whether it has not stopped in time. Once it ends, :attr:`successor` is started."""
+        self.successor: LoadedDetector | None = None
+        """``None``: the detector was removed."""
         self.allowance = Allowance(BURST, PER_SECOND)
 
 
@@ -99,7 +101,7 @@ class Watcher:
             tasks.create_task(self._publish(), name="alerts")
             tasks.create_task(self._repeat(), name="worker events")
             for watched in self._watched.values():
-                self._start(watched)
+                self._start(watched, watched.loaded)
             try:
                 await asyncio.Event().wait()
             finally:
@@ -111,46 +113,55 @@ class Watcher:
         wanted = {loaded.origin.name: loaded for loaded in detectors}
         restarted = []
         for name in [n for n in self._watched if n not in wanted]:
-            if await self._stop(self._watched[name]):
-                del self._watched[name]
-                self._forget(name)
+            if await self._stop(self._watched[name], None):
+                self._remove(name)
         for name, loaded in wanted.items():
             watched = self._watched.get(name)
             if watched is None:
                 self._watched[name] = watched = WatchedDetector(loaded)
-            elif watched.loaded.config == loaded.config:
+            elif watched.loaded.config == loaded.config and not watched.overdue:
                 watched.strategy = loaded.strategy
                 self.board = with_strategy(self.board, name, loaded.strategy)
                 continue
-            elif not await self._stop(watched):
+            elif not await self._stop(watched, loaded):
                 continue
-            watched.loaded, watched.strategy = loaded, loaded.strategy
-            self.board = with_strategy(self.board, name, loaded.strategy)
-            self._start(watched)
+            self._start(watched, loaded)
             restarted.append(name)
         self._roster.urgent.ring()
         return restarted
 
-    def _start(self, watched: WatchedDetector) -> None:
-        name = f"detector {watched.loaded.origin.name}"
-        watched.stopping = False
-        watched.task = self._tasks.create_task(self._supervise(watched), name=name)
+    def _start(self, watched: WatchedDetector, loaded: LoadedDetector) -> None:
+        name = loaded.origin.name
+        watched.loaded, watched.strategy, watched.overdue = loaded, loaded.strategy, False
+        self.board = with_strategy(self.board, name, loaded.strategy)
+        watched.task = self._tasks.create_task(self._supervise(watched), name=f"detector {name}")
 
-    async def _stop(self, watched: WatchedDetector) -> bool:
-        """Return whether it has ended: two instances at once would contradict each other."""
+    def _remove(self, name: str) -> None:
+        del self._watched[name]
+        self._forget(name)
+
+    async def _stop(self, watched: WatchedDetector, successor: LoadedDetector | None) -> bool:
+        """Return whether it has ended: two instances at once would contradict each other. If not,
+        ``successor`` is started once it has."""
         if watched.task is None:
             return True
-        watched.stopping = True
         watched.task.cancel()
         await asyncio.wait([watched.task], timeout=STOP_S)
         if watched.task.done():
             watched.task = None
             return True
-        log.warning(
-            "detector does not stop: reload again once it has ended",
-            detector=watched.loaded.origin.name,
-        )
+        watched.overdue, watched.successor = True, successor
+        log.warning("detector does not stop, it keeps running", detector=watched.loaded.origin.name)
         return False
+
+    def _succeed(self, watched: WatchedDetector) -> None:
+        """A detector that did not stop in time has ended."""
+        if self._ending:
+            return
+        if watched.successor is None:
+            self._remove(watched.loaded.origin.name)
+        else:
+            self._start(watched, watched.successor)
 
     def _forget(self, name: str) -> None:
         for whose in (name, injector(name)):
@@ -224,7 +235,7 @@ class Watcher:
     async def _supervise(self, watched: WatchedDetector) -> None:
         loaded = watched.loaded
         pause = RESTART_S[0]
-        while True:
+        while not watched.overdue:
             started = asyncio.get_running_loop().time()
             try:
                 await supported(loaded)
@@ -239,14 +250,14 @@ class Watcher:
                 # Whatever a detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)
                 problem = f"{type(error).__name__}: {in_words(error)}"
-            if watched.stopping:
-                log.warning("detector has ended: reload again", detector=loaded.origin.name)
-                return
+            if watched.overdue:
+                break
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 pause = RESTART_S[0]
             self._report_failure(loaded, problem)
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_S[1])
+        self._succeed(watched)
 
     async def _attend(self, watched: WatchedDetector) -> None:
         """Run the detector until it ends, raises or falls silent."""

@@ -65,6 +65,8 @@ class Webhook:
         """What has been announced, as far as this leader knows; ``None`` unless it is current."""
         self._stored: Announced | None = None
         """The same, as this daemon has last read it or stored it."""
+        self._epoch = 0
+        """The lease epoch of the present turn."""
         self._past: tuple[float, float] | None = None
         """Wall clock and monotonic: what happened before the former is skipped until the latter."""
 
@@ -97,6 +99,7 @@ class Webhook:
 
     async def _turn(self, session: ClientSession) -> bool:
         """Announce what is new; return whether there may be more."""
+        self._epoch = self._candidate.lease.epoch
         announced = await self._known()
         found = await self._store.alerts(announced.cursor, limit=BATCH)
         alerts = of_alerts(a for _, a in found) if self._config.alerts else []
@@ -107,8 +110,8 @@ class Webhook:
         for notice in announced.unannounced([*alerts, *ended]):
             if self._is_past(notice):
                 continue
-            if not await self._deliver(session, notice) or not self._candidate.leading:
-                return False  # what another leader has stored meanwhile must stay
+            if not await self._deliver(session, notice):
+                return False
             cursor = cursors.get(id(notice.alert), announced.cursor)
             announced = await self._remember(announced.plus([notice], cursor, shown))
         if found and announced.cursor != found[-1][0]:
@@ -148,8 +151,10 @@ class Webhook:
 
     async def _remember(self, announced: Announced) -> Announced:
         self._announced = announced
-        await self._store.put_announced(announced)
-        self._stored = announced
+        # Another leader may have stored more meanwhile.
+        if self._candidate.leading and self._candidate.lease.epoch == self._epoch:
+            await self._store.put_announced(announced)
+            self._stored = announced
         return announced
 
     async def _deliver(self, session: ClientSession, notice: Notice) -> bool:

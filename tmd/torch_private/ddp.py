@@ -42,11 +42,7 @@ def fix_buckets(module: DistributedDataParallel) -> str:
     if keeps or module._delay_all_reduce_all_params:
         return ""
     if module not in _FIXED:
-        if module._has_rebuilt_buckets:
-            return _rebuilt_by_itself(module)
-        buckets = _assigned(module)
-        _rebuild(module, [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]])
-        _FIXED[module] = ", ".join(" ".join(map(str, each)) for each in buckets)
+        _FIXED[module] = _rebuilt_by_itself(module) or _fixed(module)
     return _FIXED[module]
 
 
@@ -54,10 +50,17 @@ _FIXED: WeakKeyDictionary[DistributedDataParallel, str] = WeakKeyDictionary()
 
 
 def _rebuilt_by_itself(module: DistributedDataParallel) -> str:
-    """In words, the buckets that ``module`` has made after a backward pass."""
+    """In words, the buckets that ``module`` has made after a backward pass; empty if none."""
+    # The flag does not suffice: a copy of a module has it, too.
     assert module.logger is not None
     module.logger.set_runtime_stats_and_log()  # does nothing before a forward pass
-    return str(_logged(module)["rebuilt_per_bucket_param_indices"])
+    return str(_logged(module).get("rebuilt_per_bucket_param_indices", ""))
+
+
+def _fixed(module: DistributedDataParallel) -> str:
+    buckets = _assigned(module)
+    _rebuild(module, [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]])
+    return ", ".join(" ".join(map(str, each)) for each in buckets)
 
 
 def _assigned(module: DistributedDataParallel) -> list[list[int]]:
@@ -65,10 +68,10 @@ def _assigned(module: DistributedDataParallel) -> list[list[int]]:
     params, expects_sparse = module._build_params_for_reducer()  # type: ignore[no-untyped-call]
     known = _logged(module)["num_parameter_tensors"]
     if len(params) != known:
+        later = ", or after session.register()" if len(params) < known else ""
         raise ValueError(
             f"{len(params)} parameters of a model require gradients, and {known} did when "
-            "DistributedDataParallel was built: change requires_grad before that, or after "
-            "session.register()"
+            f"DistributedDataParallel was built: change requires_grad before that{later}"
         )
     order = list(reversed(range(len(params))))
     buckets, _ = dist._compute_bucket_assignment_by_size(
