@@ -145,7 +145,7 @@ async def test_a_detector_that_does_not_stop_is_not_started_twice(tmp_path):
 
         assert restarted == []
         assert spare.starts == []
-        assert took == pytest.approx(STOP_S)
+        assert took == pytest.approx(STOP_S + 1.0)
 
 
 @pytest.mark.looptime
@@ -177,6 +177,34 @@ async def test_a_removed_detector_that_stops_late_is_forgotten_then(tmp_path):
         assert watcher.terms() == {}
         assert watcher.board.alerts == ()
         assert stubborn.starts == [0]
+
+
+@pytest.mark.looptime
+async def test_detectors_that_end_while_another_one_is_waited_for_are_removed_once(tmp_path):
+    """A second reload waits for the first of two; the other one ends by itself meanwhile."""
+    one, two = Telling("one", stubborn=True), Telling("two", stubborn=True)
+    async with watching(loaded(tmp_path, one), loaded(tmp_path, two)) as (watcher, _):
+        await watcher.adopt([])
+        asyncio.get_running_loop().call_later(1.0, two.end.set)
+        await watcher.adopt([])
+        kept = set(watcher.terms())
+        one.end.set()
+        await asyncio.sleep(1)
+
+        assert kept == {"one"}
+        assert watcher.terms() == {}
+
+
+@pytest.mark.looptime
+async def test_a_new_strategy_applies_to_a_detector_that_does_not_stop(tmp_path):
+    """Its findings may not cause a move any more."""
+    stubborn = Telling("one", stubborn=True)
+    async with watching(loaded(tmp_path, stubborn)) as (watcher, _):
+        await watcher.adopt([loaded(tmp_path, Telling("one"), number=5)])
+        await watcher.adopt([loaded(tmp_path, Telling("one"), strategy=Strategy.OBSERVE)])
+        found = [a.strategy for a in watcher.board.alerts]
+
+        assert found == [Strategy.OBSERVE]
 
 
 def test_keys_that_need_a_restart_are_named(tmp_path, monkeypatch):

@@ -56,14 +56,15 @@ class Journal:
         self._numbered: Ledger | None = None
         """The ledger whose numbers the last :meth:`waiting` has returned."""
         self._leaving = asyncio.Lock()
-        """Held while alerts are carried from a broken disk to memory."""
+        """Held while alerts are carried from a broken disk to memory, or back."""
         self._retry_at = 0.0
         self._abandoned: list[_Disk] = []
         """Disks that did not answer; while one is stuck, no other is tried."""
 
     async def add(self, alerts: Sequence[Alert]) -> None:
         """Append ``alerts`` in this order."""
-        await self._return_to_disk()
+        async with self._leaving:
+            await self._return_to_disk()
         now = time.time()
         await self._ask(lambda ledger: ledger.add(alerts, now))
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
@@ -109,18 +109,20 @@ class _Output:
     def __init__(self) -> None:
         self.stream: TextIO = sys.stderr
         self._unwritten = 0
+        self._writing = threading.RLock()  # a finalizer may log within a write
 
     def write(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-            self.stream.flush()
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            self._unwritten += 1
-        else:
-            self._unwritten = 0
+        """Write one line."""
+        with self._writing:
+            try:
+                self.stream.write(f"{text}\n")
+                self.stream.flush()
+            except (OSError, ValueError, RuntimeError):  # the stream is closed, or within a write
+                self._unwritten += 1
+            else:
+                self._unwritten = 0
 
-    def flush(self) -> None:
-        """:meth:`write` has done so."""
+    debug = info = warning = error = critical = write
 
     def reported(self, _: WrappedLogger, __: str, line: EventDict) -> EventDict:
         """A processor: states how many lines failed since the last one that was written."""
@@ -192,7 +194,7 @@ def configure(config: Log, **bound: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[config.level.upper()]
         ),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _output)),
+        logger_factory=lambda *_: _output,
         # A reload may change the level: loggers must not keep a cached one.
         cache_logger_on_first_use=False,
     )

@@ -19,6 +19,7 @@ from tmd.core.alerts.findings import GRAVE
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import steer
 from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     Alert,
@@ -161,12 +162,14 @@ class Fuse:
         self._host = holder.partition("#")[0]
         self._published: Breaker | None = None
         """The open breaker whose alert this leader has published last."""
+        self._problem = ""
+        """Why the latest alert could not be published."""
 
     async def look(self, view: ClusterView, rules: BreakerRules) -> ClusterView:
         """``view``, with the breaker opened if ``rules`` require it.
 
         Raises:
-            StoreUnavailable: nothing may be decided on ``view``.
+            StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
         """
         if not view.breaker.open and (reason := tripped(view, rules)) is not None:
             breaker = Breaker(open=True, reason=reason, at=time.time())
@@ -175,10 +178,21 @@ class Fuse:
             view = structs.replace(view, breaker=breaker)
         if view.breaker.open and view.breaker != self._published:
             # A former leader may have failed before its alert. The store takes each only once.
-            found = breaker_alert(view.breaker, self._host, opened_at=view.breaker.at)
-            await self._store.publish_alert(found)
-            self._published = view.breaker
+            await self._publish(view.breaker)
         return view
+
+    async def _publish(self, breaker: Breaker) -> None:
+        """Publish the alert of an open breaker. If that fails, losses are replaced all the same."""
+        try:
+            await self._store.publish_alert(
+                breaker_alert(breaker, self._host, opened_at=breaker.at)
+            )
+        except StoreUnavailable as error:
+            if (problem := str(error)) != self._problem:
+                log.warning("the alert of the circuit breaker is not published", error=problem)
+            self._problem = problem
+        else:
+            self._published, self._problem = breaker, ""
 
 
 async def end_pause(store: Store, by: str, host: str) -> bool:

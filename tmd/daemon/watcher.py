@@ -112,42 +112,50 @@ class Watcher:
         return their names. The findings of removed detectors are cleared."""
         wanted = {loaded.origin.name: loaded for loaded in detectors}
         restarted = []
-        for name in [n for n in self._watched if n not in wanted]:
-            if await self._stop(self._watched[name], None):
-                self._remove(name)
+        for name, watched in list(self._watched.items()):
+            if name in wanted or self._watched.get(name) is not watched:
+                continue  # it stays, or has ended meanwhile
+            if await self._stop(watched, None):
+                self._remove(watched)
         for name, loaded in wanted.items():
-            watched = self._watched.get(name)
-            if watched is None:
-                self._watched[name] = watched = WatchedDetector(loaded)
-            elif watched.loaded.config == loaded.config and not watched.overdue:
-                watched.strategy = loaded.strategy
-                self.board = with_strategy(self.board, name, loaded.strategy)
-                continue
-            elif not await self._stop(watched, loaded):
-                continue
-            self._start(watched, loaded)
+            if (known := self._watched.get(name)) is not None:
+                same = known.loaded.config == loaded.config and not known.overdue
+                if same or not await self._stop(known, loaded):
+                    self._take(known, loaded.strategy)
+                    continue
+            self._watched[name] = known = known or WatchedDetector(loaded)
+            self._start(known, loaded)
             restarted.append(name)
         self._roster.urgent.ring()
         return restarted
 
     def _start(self, watched: WatchedDetector, loaded: LoadedDetector) -> None:
-        name = loaded.origin.name
-        watched.loaded, watched.strategy, watched.overdue = loaded, loaded.strategy, False
-        self.board = with_strategy(self.board, name, loaded.strategy)
-        watched.task = self._tasks.create_task(self._supervise(watched), name=f"detector {name}")
+        watched.loaded, watched.overdue = loaded, False
+        self._take(watched, loaded.strategy)
+        name = f"detector {loaded.origin.name}"
+        watched.task = self._tasks.create_task(self._supervise(watched), name=name)
 
-    def _remove(self, name: str) -> None:
-        del self._watched[name]
-        self._forget(name)
+    def _take(self, watched: WatchedDetector, strategy: Strategy) -> None:
+        """Let ``strategy`` apply, also to findings that are there."""
+        watched.strategy = strategy
+        self.board = with_strategy(self.board, watched.loaded.origin.name, strategy)
+
+    def _remove(self, watched: WatchedDetector) -> None:
+        name = watched.loaded.origin.name
+        if self._watched.get(name) is watched:  # it may have ended while it was waited for
+            del self._watched[name]
+            self._forget(name)
 
     async def _stop(self, watched: WatchedDetector, successor: LoadedDetector | None) -> bool:
         """Return whether it has ended: two instances at once would contradict each other. If not,
         ``successor`` is started once it has."""
-        if watched.task is None:
+        if (task := watched.task) is None:
             return True
-        watched.task.cancel()
-        await asyncio.wait([watched.task], timeout=STOP_S)
-        if watched.task.done():
+        watched.overdue = False  # an earlier successor is not wanted any more
+        task.cancel()
+        # Longer than the task itself waits for the detector: it decides first.
+        await asyncio.wait([task], timeout=STOP_S + 1.0)
+        if task.done():
             watched.task = None
             return True
         watched.overdue, watched.successor = True, successor
@@ -159,9 +167,10 @@ class Watcher:
         if self._ending:
             return
         if watched.successor is None:
-            self._remove(watched.loaded.origin.name)
+            self._remove(watched)
         else:
             self._start(watched, watched.successor)
+        self._roster.urgent.ring()
 
     def _forget(self, name: str) -> None:
         for whose in (name, injector(name)):

@@ -114,9 +114,16 @@ class Webhook:
                 return False
             cursor = cursors.get(id(notice.alert), announced.cursor)
             announced = await self._remember(announced.plus([notice], cursor, shown))
+            if not self._leads_on:
+                return True  # what another leader has announced meanwhile is read first
         if found and announced.cursor != found[-1][0]:
             await self._remember(announced.plus([], found[-1][0], shown))
         return len(found) == BATCH
+
+    @property
+    def _leads_on(self) -> bool:
+        """Whether this daemon has led since the turn began."""
+        return self._candidate.leading and self._candidate.lease.epoch == self._epoch
 
     async def _known(self) -> Announced:
         """What was announced. A cluster without announcements skips its past.
@@ -130,6 +137,8 @@ class Webhook:
             self._announced = self._stored = stored
         if self._announced is None:
             return await self._remember(await self._begun())
+        if stored != self._announced:  # the last write failed, or the store has come back empty
+            return await self._remember(self._announced)
         return self._announced
 
     async def _begun(self) -> Announced:
@@ -151,8 +160,7 @@ class Webhook:
 
     async def _remember(self, announced: Announced) -> Announced:
         self._announced = announced
-        # Another leader may have stored more meanwhile.
-        if self._candidate.leading and self._candidate.lease.epoch == self._epoch:
+        if self._leads_on:  # otherwise another leader may have stored more
             await self._store.put_announced(announced)
             self._stored = announced
         return announced

@@ -59,8 +59,9 @@ def _rebuilt_by_itself(module: DistributedDataParallel) -> str:
 
 def _fixed(module: DistributedDataParallel) -> str:
     buckets = _assigned(module)
-    _rebuild(module, [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]])
-    return ", ".join(" ".join(map(str, each)) for each in buckets)
+    numbers = [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]]
+    taken = _rebuild(module, numbers)
+    return ", ".join(" ".join(map(str, each)) for each in buckets) if taken else ""
 
 
 def _assigned(module: DistributedDataParallel) -> list[list[int]]:
@@ -98,18 +99,20 @@ def _logged(module: DistributedDataParallel) -> dict[str, Any]:
     return logged
 
 
-def _rebuild(module: DistributedDataParallel, broadcasts: list[list[int]]) -> None:
-    """Let the reducer of ``module`` get these numbers in the broadcasts of its rebuild."""
+def _rebuild(module: DistributedDataParallel, broadcasts: list[list[int]]) -> bool:
+    """Let the reducer of ``module`` get these numbers in the broadcasts of its rebuild. Returns
+    whether it has: not if it has rebuilt its buckets before."""
     reducer, alone = module.reducer, _Alone(broadcasts)
     reducer._update_process_group(alone)
     try:
         # It does nothing before the first backward pass, unless it is given all parameters.
-        if not reducer._rebuild_buckets():
+        if not (taken := reducer._rebuild_buckets()):
             reducer._push_all_rebuilt_params()
-            reducer._rebuild_buckets()
+            taken = reducer._rebuild_buckets()
     finally:
         reducer._update_process_group(module.process_group)
     module._has_rebuilt_buckets = True
+    return bool(taken)
 
 
 class _Alone(ProcessGroup):
