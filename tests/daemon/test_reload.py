@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import structlog
+from msgspec import structs
 
 from tmd.config import Settings, load, store_key
+from tmd.core.alerts.findings import FindingRules
 from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.daemon.detector_run import STOP_S
 from tmd.daemon.journal import Journal
@@ -196,15 +198,49 @@ async def test_detectors_that_end_while_another_one_is_waited_for_are_removed_on
 
 
 @pytest.mark.looptime
-async def test_a_new_strategy_applies_to_a_detector_that_does_not_stop(tmp_path):
-    """Its findings may not cause a move any more."""
+@pytest.mark.parametrize(
+    ("before", "after", "applies"),
+    [
+        (Strategy.ACT, Strategy.OBSERVE, Strategy.OBSERVE),
+        (Strategy.ADVISE, Strategy.ACT, Strategy.ADVISE),
+        (Strategy.ACT, None, Strategy.OBSERVE),
+    ],
+    ids=["lowered", "raised", "removed"],
+)
+async def test_a_detector_that_does_not_stop_gets_no_new_permission(
+    tmp_path, before, after, applies
+):
+    """What it finds with its former configuration may not cause a move."""
     stubborn = Telling("one", stubborn=True)
-    async with watching(loaded(tmp_path, stubborn)) as (watcher, _):
-        await watcher.adopt([loaded(tmp_path, Telling("one"), number=5)])
-        await watcher.adopt([loaded(tmp_path, Telling("one"), strategy=Strategy.OBSERVE)])
-        found = [a.strategy for a in watcher.board.alerts]
+    async with watching(loaded(tmp_path, stubborn, strategy=before)) as (watcher, _):
+        later = [loaded(tmp_path, Telling("one"), 5, after)] if after else []
+        await watcher.adopt(later)
 
-        assert found == [Strategy.OBSERVE]
+        assert [a.strategy for a in watcher.board.alerts] == [applies]
+
+
+@pytest.mark.looptime
+async def test_a_new_time_to_hold_applies_without_a_restart(tmp_path):
+    one, rules = Telling("one"), FindingRules(hold_s=60.0)
+    async with watching(loaded(tmp_path, one)) as (watcher, _):
+        await watcher.adopt([structs.replace(loaded(tmp_path, one), rules=rules)])
+
+        assert watcher.terms() == {"one": (Strategy.ACT, rules)}
+        assert one.starts == [0]
+
+
+@pytest.mark.looptime
+async def test_a_detector_that_ends_just_before_a_reload_gives_up_is_no_failure(tmp_path):
+    """The supervisor has given up by then."""
+    stubborn, spare = Telling("one", stubborn=True), Telling("one")
+    async with watching(loaded(tmp_path, stubborn)) as (watcher, store):
+        asyncio.get_running_loop().call_later(STOP_S + 0.5, stubborn.end.set)
+        restarted = await watcher.adopt([loaded(tmp_path, spare, number=5)])
+        await asyncio.sleep(100)
+
+        assert restarted == ["one"]
+        assert spare.starts == [5]
+        assert {a.code for a in store.stream} == {"a.b"}
 
 
 def test_keys_that_need_a_restart_are_named(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from tmd.core.alerts.quota import BURST, PER_SECOND, Allowance
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
 from tmd.plugin import DetectorConfig, WorkerEvent
@@ -25,6 +26,23 @@ STOP_S = 5.0
 """Longest wait for a detector that is to end."""
 BLOCKS_S = 1.0
 """A detector that keeps the event loop for this long keeps the daemon from its work."""
+
+
+class WatchedDetector:
+    """A detector and its task, if it runs."""
+
+    def __init__(self, loaded: LoadedDetector) -> None:
+        self.loaded = loaded
+        self.strategy, self.rules = loaded.strategy, loaded.rules
+        """May change while the detector runs."""
+        self.task: asyncio.Task[None] | None = None
+        self.stopping = False
+        """Whether a reload waits for its end."""
+        self.overdue = False
+        """Whether it has not stopped in time. Once it ends, :attr:`successor` is started."""
+        self.successor: LoadedDetector | None = None
+        """``None``: the detector was removed."""
+        self.allowance = Allowance(BURST, PER_SECOND)
 
 
 class Context:

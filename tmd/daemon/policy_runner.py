@@ -171,6 +171,8 @@ class Fuse:
         Raises:
             StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
         """
+        if not view.breaker.open:
+            self._problem = ""
         if not view.breaker.open and (reason := tripped(view, rules)) is not None:
             breaker = Breaker(open=True, reason=reason, at=time.time())
             await self._store.set_breaker(breaker)

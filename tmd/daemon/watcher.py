@@ -18,7 +18,6 @@ import structlog
 from tmd.core.alerts import triage
 from tmd.core.alerts.findings import AT_ONCE, FindingRules, Origin
 from tmd.core.alerts.injection import injector
-from tmd.core.alerts.quota import BURST, PER_SECOND, Allowance
 from tmd.core.alerts.reconfiguration import farewells, with_strategy
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
@@ -27,7 +26,7 @@ from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import AlertCounter
-from tmd.daemon.detector_run import STOP_S, Context, DetectorRun, supported
+from tmd.daemon.detector_run import STOP_S, Context, DetectorRun, WatchedDetector, supported
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -43,21 +42,6 @@ FAILED = "detector.failed"
 REPEAT_S = 0.5
 LATE_S = 0.5
 """A turn of the loop later than this means that the daemon itself was not running."""
-
-
-class WatchedDetector:
-    """A detector and its task, if it runs."""
-
-    def __init__(self, loaded: LoadedDetector) -> None:
-        self.loaded = loaded
-        self.strategy = loaded.strategy
-        """May change while the detector runs."""
-        self.task: asyncio.Task[None] | None = None
-        self.overdue = False
-        """Whether it has not stopped in time. Once it ends, :attr:`successor` is started."""
-        self.successor: LoadedDetector | None = None
-        """``None``: the detector was removed."""
-        self.allowance = Allowance(BURST, PER_SECOND)
 
 
 class AlertSinks(NamedTuple):
@@ -117,11 +101,18 @@ class Watcher:
                 continue  # it stays, or has ended meanwhile
             if await self._stop(watched, None):
                 self._remove(watched)
+            else:
+                self._take(watched, Strategy.OBSERVE, watched.rules)
         for name, loaded in wanted.items():
             if (known := self._watched.get(name)) is not None:
                 same = known.loaded.config == loaded.config and not known.overdue
-                if same or not await self._stop(known, loaded):
-                    self._take(known, loaded.strategy)
+                if same:
+                    self._take(known, loaded.strategy, loaded.rules)
+                    continue
+                if not await self._stop(known, loaded):
+                    # A permission that is new concerns the new configuration.
+                    lesser = min(loaded.strategy, known.strategy, key=[*Strategy].index)
+                    self._take(known, lesser, known.rules)
                     continue
             self._watched[name] = known = known or WatchedDetector(loaded)
             self._start(known, loaded)
@@ -130,14 +121,14 @@ class Watcher:
         return restarted
 
     def _start(self, watched: WatchedDetector, loaded: LoadedDetector) -> None:
-        watched.loaded, watched.overdue = loaded, False
-        self._take(watched, loaded.strategy)
+        watched.loaded, watched.stopping, watched.overdue = loaded, False, False
+        self._take(watched, loaded.strategy, loaded.rules)
         name = f"detector {loaded.origin.name}"
         watched.task = self._tasks.create_task(self._supervise(watched), name=name)
 
-    def _take(self, watched: WatchedDetector, strategy: Strategy) -> None:
-        """Let ``strategy`` apply, also to findings that are there."""
-        watched.strategy = strategy
+    def _take(self, watched: WatchedDetector, strategy: Strategy, rules: FindingRules) -> None:
+        """Let ``strategy`` apply, also to findings that are there, and ``rules`` from now on."""
+        watched.strategy, watched.rules = strategy, rules
         self.board = with_strategy(self.board, watched.loaded.origin.name, strategy)
 
     def _remove(self, watched: WatchedDetector) -> None:
@@ -151,14 +142,15 @@ class Watcher:
         ``successor`` is started once it has."""
         if (task := watched.task) is None:
             return True
-        watched.overdue = False  # an earlier successor is not wanted any more
+        # An earlier successor is not wanted any more.
+        watched.stopping, watched.overdue = True, False
         task.cancel()
         # Longer than the task itself waits for the detector: it decides first.
         await asyncio.wait([task], timeout=STOP_S + 1.0)
         if task.done():
             watched.task = None
             return True
-        watched.overdue, watched.successor = True, successor
+        watched.stopping, watched.overdue, watched.successor = False, True, successor
         log.warning("detector does not stop, it keeps running", detector=watched.loaded.origin.name)
         return False
 
@@ -216,7 +208,7 @@ class Watcher:
 
     def terms(self) -> dict[str, tuple[Strategy, FindingRules]]:
         """The strategy of each enabled detector, and when its findings count."""
-        return {name: (w.strategy, w.loaded.rules) for name, w in self._watched.items()}
+        return {name: (w.strategy, w.rules) for name, w in self._watched.items()}
 
     def _note(self, board: triage.FindingsBoard, news: triage.NewAlerts) -> None:
         self.board = board
@@ -259,6 +251,8 @@ class Watcher:
                 # Whatever a detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)
                 problem = f"{type(error).__name__}: {in_words(error)}"
+            if watched.stopping:
+                return
             if watched.overdue:
                 break
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
@@ -314,7 +308,7 @@ class Watcher:
         async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
             async for signal in signals:
                 context.beat()
-                news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
+                news = self.fold(signal, loaded.origin.name, watched.strategy, watched.rules)
                 if news and signal.state is State.CLEARED:
                     # A finding that is only repeated needs no pause, and one that flaps is cleared.
                     watched.allowance = watched.allowance.spent(context.now())
