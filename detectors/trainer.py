@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -50,7 +51,11 @@ FOR_PEOPLE = {
     REFUSED,
 }
 FRESH_S = 10.0
-"""A kill for memory this long before an exit by SIGKILL explains the exit."""
+"""A kill for memory explains an exit by SIGKILL that follows within this time."""
+LOOK_S = 1.0
+"""Least time between two readings of the count."""
+KEPT = int(FRESH_S / LOOK_S) + 2
+"""Readings that are kept: those of the last ``FRESH_S``, and one before."""
 
 
 class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
@@ -58,8 +63,8 @@ class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """Silence of a connected trainer's agent thread, which reports every half second. It means that
     the process is stopped or something holds the interpreter."""
     progress_timeout_s: NotNegative = 0.0
-    """A trainer that reports, waits for no peer and commits no step for this long hangs. 0, the
-    default, is off: an evaluation or a checkpoint looks the same, and the worker is killed."""
+    """A trainer that reports, waits for no peer and commits no step for this long hangs, and is
+    killed. 0, the default, is off. Set it above the longest evaluation or checkpoint."""
     proc_root: str = "/proc"
     """Where procfs is mounted."""
 
@@ -77,7 +82,7 @@ class TrainerDetector(Detector):
             if event.exit is None:
                 kills.look(ctx.now())
             killed = event.exit is not None and event.exit.code == -signal.SIGKILL
-            starved = killed and kills.grew()
+            starved = killed and not event.forgotten and kills.explains(ctx.now())
             for found in findings.observe(event, ctx.now(), starved=starved):
                 yield found
 
@@ -87,18 +92,31 @@ class Kills:
 
     def __init__(self, proc_root: Path) -> None:
         self._file = proc_root / "vmstat"
-        self._seen: int | None = None
-        self._seen_at = -math.inf
+        self._seen: deque[tuple[float, int]] = deque(maxlen=KEPT)
+        """When the count was read, and what it was."""
+        self._explained = 0
+        """The count up to which kills have explained an exit."""
 
     def look(self, now: float) -> None:
         """Read the count, unless that was done a moment ago."""
-        if now - self._seen_at >= FRESH_S:
-            self._seen, self._seen_at = self._count(), now
+        if self._seen and now - self._seen[-1][0] < LOOK_S:
+            return
+        if self._seen and now - self._seen[-1][0] > FRESH_S:
+            self._seen.clear()  # kills since then are too old, or nobody knows when they were
+        if (count := self._count()) is not None:
+            self._seen.append((now, count))
 
-    def grew(self) -> bool:
-        """Whether the count grew since the last call; the same kills are reported once."""
-        before, self._seen = self._seen, self._count()
-        return before is not None and self._seen is not None and self._seen > before
+    def explains(self, now: float) -> bool:
+        """Whether a kill of the last ``FRESH_S`` explains an exit at ``now``; each explains one."""
+        while len(self._seen) > 1 and now - self._seen[1][0] >= FRESH_S:
+            self._seen.popleft()
+        count = self._count()
+        if count is None or not self._seen:
+            return False
+        before = max(self._seen[0][1], self._explained)
+        if count > before:
+            self._explained = before + 1
+        return count > before
 
     def _count(self) -> int | None:
         try:

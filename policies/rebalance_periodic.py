@@ -29,8 +29,8 @@ CAUSE = "rebalance.periodic"
 
 class RebalancePeriodicConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
     every_s: Positive = 86_400.0
-    """Time from the end of one planned move of a job to the next; the first move comes as soon as a
-    standby is available."""
+    """Time from the end of the latest plan of a job, of any kind, to the next move. The first move
+    comes as soon as a standby is available."""
 
 
 class RebalancePeriodic(Policy):

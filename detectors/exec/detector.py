@@ -170,19 +170,24 @@ class ExecFindings:
         """Why the check last failed to run; empty if it ran."""
 
     def observe(self, outcome: CheckOutcome) -> Iterator[Signal]:
-        """A check that failed to run leaves the host's findings unchanged."""
+        """A check that failed to run leaves the host's findings unchanged. A finding keeps its
+        gravest severity until the check passes: if it came back milder each time, that would count
+        as a recurrence, which may ban the host."""
         unusable = outcome.health is CheckHealth.UNKNOWN
         why = f"check {self._check.name}: {outcome.message}" if unusable else ""
         if why != self._unusable:
             self._unusable = why
             entity = f"check:{self._check.name}"
             yield Signal(UNUSABLE_CODE, entity, Severity.WARNING, _state(unusable), why)
-        if unusable or outcome.health is self._health:
+        if unusable:
             return
-        before, self._health = self._health, outcome.health
-        if before is not CheckHealth.HEALTHY:
-            yield self._finding(before, State.CLEARED, CheckOutcome(before))
-        if outcome.health is not CheckHealth.HEALTHY:
+        before = self._health
+        if outcome.health is CheckHealth.HEALTHY:
+            self._health = outcome.health
+            if before is not CheckHealth.HEALTHY:
+                yield self._finding(before, State.CLEARED, CheckOutcome(before))
+        elif _grade(outcome.health) > _grade(before):
+            self._health = outcome.health
             yield self._finding(outcome.health, State.RAISED, outcome)
 
     def _finding(self, health: CheckHealth, state: State, outcome: CheckOutcome) -> Signal:
@@ -194,6 +199,10 @@ class ExecFindings:
             message=outcome.message,
             evidence=outcome.evidence,
         )
+
+
+def _grade(health: CheckHealth) -> int:
+    return _SEVERITY[health].grade if health in _SEVERITY else 0
 
 
 def _state(holds: bool) -> State:
@@ -220,7 +229,7 @@ class CheckRunner:
                 "is not run again, as a process of its last run cannot be killed: see "
                 f"'ps --ppid {self._warden.pid} -o pid,stat,wchan,args'",
             )
-        # The daemon's environment may contain secrets.
+        # The daemon's variables TMD_... may contain secrets.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
         command = bare_python(WARDEN, str(os.getpid()), *self._check.command)
         try:
@@ -250,7 +259,8 @@ def _outcome(status_line: str, output: bytes) -> CheckOutcome:
     if word == "cannot":
         return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {rest}")
     if word != "status":
-        return CheckOutcome(CheckHealth.UNKNOWN, "was killed together with its warden")
+        why = f": {status_line}" if status_line else ", perhaps killed"
+        return CheckOutcome(CheckHealth.UNKNOWN, f"its warden ended without a status{why}")
     return judge(int(rest), output)
 
 

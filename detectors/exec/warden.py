@@ -1,7 +1,7 @@
 """The process that runs one check and ends every process that the check started.
 
-It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): a process that leaves its
-session, or whose parent ends, becomes its child and cannot escape. When the daemon closes its end
+It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): a process whose parent ends
+becomes its child, even in another session, so that none escapes. When the daemon closes its end
 of stdin, also by being killed, all descendants are stopped, so that none can fork, then killed and
 reaped. The warden runs until all of them have ended, so that the daemon can tell. Each signal goes
 through a pidfd whose process was found below the warden after the pidfd was opened, so it cannot

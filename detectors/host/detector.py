@@ -42,16 +42,16 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
     disk_free_percent: NotNegative = _LIMITS.disk_free_percent
     """Less free space, or fewer free inodes, is a finding."""
     pressure_percent: NotNegative = _LIMITS.pressure_percent
-    """Share of a minute in which all tasks wait for memory (PSI, full avg60)."""
+    """Share of a minute in which all tasks that are not idle wait for memory (PSI, full avg60)."""
     driver_processes: tuple[str, ...] = ("nvidia*",)
     """Shell patterns for the names of the GPU driver's processes."""
     stuck_checks: Count = _LIMITS.stuck_checks
     """Such a process is stuck if it is in state D, and has not run, for this many readings."""
     clock_offset_s: NotNegative = _LIMITS.clock_offset_s
-    """A larger offset of the clock is a finding."""
+    """A larger offset that the kernel has yet to correct is a finding. Under chrony it is 0."""
     clock_hold_s: NotNegative = _LIMITS.clock_hold_s
     """An unsynchronised clock is a finding after this long."""
-    quiet_s: NotNegative = _LIMITS.quiet_s
+    quiet_s: Positive = _LIMITS.quiet_s
     """Out-of-memory kills and hung tasks clear after this long without another."""
     proc_root: str = "/proc"
     """Where procfs is mounted."""

@@ -66,12 +66,17 @@ def parse_mounts(text: str) -> dict[str, frozenset[str]]:
     return found
 
 
+NOT_WRITABLE = frozenset({"ro", "emergency_ro", "shutdown"})
+"""Options of a file system to which nothing can be written."""
+
+
 def read_only(path: str, mounts: dict[str, frozenset[str]]) -> bool:
     """Whether the file system of ``path`` is read-only. Links are not followed: that may hang."""
     parts = [part for part in path.split("/") if part]
     above = ("/" + "/".join(parts[:n]) for n in range(len(parts), -1, -1))
     nearest = next((place for place in above if place in mounts), "/")
-    return "ro" in mounts.get(nearest, ())
+    # Recent kernels leave "rw" where ext4 stops to write after an error.
+    return not NOT_WRITABLE.isdisjoint(mounts.get(nearest, ()))
 
 
 def parse_pressure(text: str) -> float | None:

@@ -26,7 +26,10 @@ from .probe import NicProbe
 from .snapshot import ScopeReading, SeenPort
 
 UNREADABLE = "nic.unreadable"
-HANGS = "the state of the network ports cannot be read: a driver does not answer"
+HANGS = (
+    "the state of the network ports cannot be read: the process that reads them does not start, or "
+    "does not answer in time"
+)
 MISSES = 2
 """Polls without an answer before that is reported."""
 LONGEST_PAUSE = 8
@@ -40,16 +43,17 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     poll_s: Positive = 5.0
     """Time between two readings."""
     interfaces: tuple[str, ...] = ()
-    """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched, and their findings
-    keep their severity. A port of an RDMA device has also the name of its interface. Empty: all
-    physical ports except those of the default route."""
+    """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched. Without this key an
+    Ethernet port raises warnings at most. A port of an RDMA device has also the name of its
+    interface. Empty: all physical ports except those of the default route."""
     exclude: tuple[str, ...] = ()
     """Ports that are not watched."""
     no_counters: tuple[str, ...] = ()
-    """Ports whose counters are not read: on restricted functions that floods the kernel log."""
+    """Ports whose counters are not read. On some virtual functions each reading logs an error."""
     expect: tuple[str, ...] = ()
-    """Names of ports that must exist and be up (``eth1``; of RDMA devices ``mlx5_0/1``). Others are
-    expected once they have been up."""
+    """Names of ports that must exist and must not be down (``eth1``; of RDMA devices
+    ``mlx5_0/1``). One in INIT or ARMED is not reported. Others are expected once they have been
+    up."""
     down_hold_s: NotNegative = _LINKS.down_hold_s
     """A port is reported down, or gone, after this long."""
     drop_s: NotNegative = _LINKS.drop_s
@@ -64,8 +68,8 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """Window of time for ``flaps``."""
     flap_hold_s: NotNegative = _LINKS.flap_hold_s
     """...which holds for this long after the last one; 0: until the daemon restarts."""
-    quiet_s: NotNegative = 600.0
-    """A counter clears after it has been quiet for this long."""
+    quiet_s: Positive = 600.0
+    """A counter's finding clears after the counter has kept its limits for this long."""
     sys_root: str = "/sys"
     """Where sysfs is mounted."""
     proc_root: str = "/proc"

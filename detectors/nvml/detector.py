@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import AsyncIterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Positive, Signal, in_words
 
@@ -21,7 +23,7 @@ class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """Interval between readings of the GPUs."""
     deadline_s: Positive = 30.0
     """A reading that takes longer means that the driver hangs."""
-    gpus: int = 0
+    gpus: Annotated[int, Meta(ge=0)] = 0
     """Number of GPUs this host should have; 0: as many as sysfs shows."""
     sysfs: str = "/sys"
     """Where sysfs is mounted."""

@@ -28,7 +28,7 @@ COOL = 5
 """Degrees below the slow-down temperature at which overheating clears."""
 MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
 REMEDIES = frozenset({"nvml.recovery_action", "nvml.gpu_broken", "nvml.driver", "nvml.link_down"})
-"""Findings whose message says what to do or where: another one is reported, too."""
+"""Findings whose message says what to do or where. A changed message is reported again."""
 
 
 class NvmlFinding(Struct, frozen=True):
@@ -127,8 +127,11 @@ class Judge:
             yield from self._report(f"pci:{gpu.pci}", facts, gpu.codes, gpu.uuid)
 
     def hung(self, times: int, problem: str) -> Iterator[Signal]:
-        """Report no answer ``times`` in a row; 0 clears it. A job that still makes steps shows that
-        the GPU computes, so a wedged driver is a reason to hand over, but not at once."""
+        """Report that ``times`` readings had no answer since the last one; 0 clears it.
+
+        A job that still makes steps shows that the GPU computes, so a wedged driver is a reason to
+        hand over, but not at once.
+        """
         severity = Severity.DEGRADED if times > 1 else Severity.WARNING
         holds = NvmlFinding(severity, problem) if times else None
         yield from self._report(HOST, {"nvml.hung": holds}, {})
@@ -259,7 +262,7 @@ def _uncorrected(count: int, gpu: Gpu, known: GpuHistory) -> Holds:
         return {} if before is None else {"nvml.ecc": None}
     if count == before:
         return {}
-    # The driver contains some errors: if it requests no recovery, the job survives.
+    # Without field 230 it is unknown whether the driver has contained the error: assume not.
     severity = Severity.FATAL if gpu.recovery is None else Severity.DEGRADED
     more = count - before
     return {"nvml.ecc": NvmlFinding(severity, f"{more} uncorrectable ECC errors; reset", more)}
@@ -299,7 +302,8 @@ def _links(gpu: Gpu, known: GpuHistory) -> Holds:
     holds: Holds = {}
     if gpu.links:
         known.up |= {link for link, up in gpu.links.items() if up}
-        known.down = {link for link, up in gpu.links.items() if not up and link in known.up}
+        down = {link for link, up in gpu.links.items() if not up and link in known.up}
+        known.down = down | (known.down - gpu.links.keys())  # an unknown link stays what it was
         message = f"NVLink {', '.join(map(str, sorted(known.down)))} went down"
         steady = known.steady("down", bool(known.down))
         holds["nvml.link_down"] = NvmlFinding(Severity.DEGRADED, message) if steady else None

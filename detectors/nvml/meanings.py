@@ -29,7 +29,8 @@ ACTIONS = {
 """Recovery action (field 230) -> its severity and the recovery that is requested."""
 
 _REASONS = {0x8: "hardware slow-down", 0x40: "heat", 0x80: "power brake"}
-"""Clocks event reasons that a healthy GPU never has; a software power cap is normal."""
+"""Clocks event reasons that mean a hardware slow-down. A change of clocks may set 0x8 for a moment;
+a software power cap is normal."""
 SLOWED = 0x8 | 0x40 | 0x80
 
 

@@ -45,7 +45,10 @@ class NvmlProbe:
             Hung: no answer in ``deadline_s`` seconds, or too many workers hang already.
             Ended: the worker ended or sent an invalid report.
         """
-        worker = self._running()
+        try:
+            worker = self._running()
+        except OSError as error:
+            raise Ended(f"the NVML worker does not start: {in_words(error)}") from None
         try:
             async with asyncio.timeout(deadline_s):
                 line = await _exchange(worker)

@@ -24,6 +24,8 @@ GPU_CLASSES = ("0x0300", "0x0302")
 """PCI classes of display and 3D controllers."""
 NVIDIA = "0x10de"
 UNCORRECTED, VOLATILE = 1, 0
+NO_LINK = frozenset({nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NOT_SUPPORTED})
+"""What NVML returns for the first link that a GPU does not have."""
 
 
 class NvmlCall:
@@ -108,10 +110,14 @@ def _clocks(call: NvmlCall, handle: Any) -> dict[str, Any]:
 def _links(call: NvmlCall, handle: Any) -> dict[str, Any]:
     states = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = call(nvml.nvmlDeviceGetNvLinkState, handle, link)
-        if state is None:
-            break  # no such link, nor any after it
-        states[link] = bool(state)
+        ask = NvmlCall()
+        state = ask(nvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is not None:
+            states[link] = bool(state)
+        elif NO_LINK.isdisjoint(ask.codes.values()):
+            call.codes |= ask.codes  # the state of this link is unknown
+        else:
+            break
     if not states:
         return {}
     replays = _field(call, handle, nvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL)

@@ -113,13 +113,15 @@ class XidDetector(Detector):
                 yield signal
             while True:
                 # Lines first, so that an event finds its line.
+                # Each is taken in as a whole before a signal leaves: the daemon may stop here, and
+                # what comes after the position that is kept is not read again.
                 for raw in log.batch(ctx.now()) if log is not None else ():
-                    for signal in follower.take(raw, ctx.now()):
+                    for signal in [*follower.take(raw, ctx.now())]:
                         yield signal
                 for event in received.take(ctx.now()) if received is not None else ():
-                    for signal in follower.receive(event, ctx.now()):
+                    for signal in [*follower.receive(event, ctx.now())]:
                         yield signal
-                for signal in follower.period(ctx.now(), *_troubles(log, received)):
+                for signal in [*follower.period(ctx.now(), *_troubles(log, received))]:
                     yield signal
                 fds = (s.fd for s in (log, received) if s is not None)
                 await readable([fd for fd in fds if fd is not None], FLUSH_S)

@@ -43,8 +43,12 @@ class XidLine(Struct, frozen=True):
     line: str = ""
 
 
+NVLINK5 = range(144, 151)
+"""XIDs whose lines have the fields of NVLink5."""
+
+
 class NvlinkLine(Struct, frozen=True):
-    """NVLink5 (XID 144 to 150): ``UNIT Fatal XC0 i0 Link 08 (0x… 0x… …)``."""
+    """NVLink5 (:data:`NVLINK5`): ``UNIT Fatal XC0 i0 Link 08 (0x… 0x… …)``."""
 
     unit: str
     fatal: bool
@@ -131,7 +135,9 @@ def _process(rest_of_line: str) -> tuple[int | None, str, str]:
 
 
 def link(fault: XidLine) -> NvlinkLine | None:
-    """The NVLink5 fields of ``fault``, if its line has their form."""
+    """The NVLink5 fields of ``fault``, if it is such a fault and its line has their form."""
+    if fault.xid not in NVLINK5:
+        return None
     head, opened, words = fault.detail.partition("(")
     names = head.split()
     if not opened or len(names) < 2 or names[1].lower() not in ("fatal", "nonfatal", "non-fatal"):

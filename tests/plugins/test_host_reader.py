@@ -22,6 +22,7 @@ MOUNTINFO = r"""22 1 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=rem
 24 22 8:2 / /data\040set rw,relatime - xfs /dev/sdb1 ro
 25 22 8:3 / /data rw - ext4 /dev/sdc1 rw
 26 25 8:3 / /data rw - ext4 /dev/sdd1 ro
+27 22 8:4 / /broken rw - ext4 /dev/sde1 rw,emergency_ro
 """
 STAT = "{pid} ({name}) {state} 2 0 0 0 -1 69238880 0 0 0 0 {user} {system} 0 0 20 0 1 0 {started} 0"
 
@@ -36,6 +37,7 @@ STAT = "{pid} ({name}) {state} 2 0 0 0 -1 69238880 0 0 0 0 {user} {system} 0 0 2
         ("/data/deep/below", True),
         ("/database", False),
         ("/dev/shm", False),
+        ("/broken/x", True),  # ext4 of recent kernels
         ("relative", False),
     ],
 )

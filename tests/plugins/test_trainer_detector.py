@@ -9,7 +9,6 @@ import pytest
 from msgspec import structs
 from tmd_detectors.trainer import (
     EXITED,
-    FRESH_S,
     HUNG,
     NAN_LOSS,
     NO_CHECKPOINT,
@@ -185,25 +184,53 @@ def test_a_kill_for_memory_is_reported_with_the_exit():
     assert over == {OUT_OF_MEMORY, EXITED}
 
 
-def test_only_kills_since_the_last_reading_count(tmp_path):
+def test_each_kill_of_the_last_seconds_explains_one_exit(tmp_path):
+    """A large process exits long after it was killed, and the count was read in between."""
     file = tmp_path / "vmstat"
     file.write_text("nr_free_pages 9\noom_kill 3\n")
     kills = Kills(tmp_path)
     kills.look(0.0)
-    same = kills.grew()
-    file.write_text("oom_kill 4\n")
-    grown, reported = kills.grew(), kills.grew()
+    before = kills.explains(0.0)
     file.write_text("oom_kill 5\n")
-    kills.look(FRESH_S)  # a kill this old explains no exit
+    for second in range(1, 4):
+        kills.look(float(second))
+    found = [kills.explains(4.0) for _ in range(3)]
 
-    assert (same, grown, reported, kills.grew()) == (False, True, False, False)
+    assert not before
+    assert found == [True, True, False]
+
+
+def test_a_kill_while_nobody_looked_explains_no_exit(tmp_path):
+    """The host had no worker for a while."""
+    file = tmp_path / "vmstat"
+    file.write_text("oom_kill 3\n")
+    kills = Kills(tmp_path)
+    kills.look(0.0)
+    file.write_text("oom_kill 4\n")
+    kills.look(3600.0)
+
+    assert not kills.explains(3605.0)
+
+
+@pytest.mark.parametrize(("ends_at", "explained"), [(12, True), (20, False)])
+def test_an_old_kill_explains_no_exit(tmp_path, ends_at, explained):
+    """It was killed between 2 and 3 s."""
+    file = tmp_path / "vmstat"
+    file.write_text("oom_kill 3\n")
+    kills = Kills(tmp_path)
+    for second in range(ends_at):
+        kills.look(float(second))
+        if second == 2:
+            file.write_text("oom_kill 4\n")
+
+    assert kills.explains(float(ends_at)) is explained
 
 
 def test_a_kernel_without_the_counter_is_no_error(tmp_path):
     kills = Kills(tmp_path)
     kills.look(0.0)
 
-    assert not kills.grew()
+    assert not kills.explains(0.0)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +249,23 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
         signal = await first
 
     assert signal.code == (OUT_OF_MEMORY if starved else EXITED)
+
+
+async def test_an_exit_that_is_forgotten_explains_no_kill(tmp_path):
+    """It comes between the exits of two workers that were killed for memory."""
+    (tmp_path / "vmstat").write_text("oom_kill 3\n")
+    context, found = FakeContext(TrainerConfig(proc_root=str(tmp_path))), []
+    async with aclosing(TrainerDetector().watch(context)) as signals:
+        context.tell(speaks())
+        first = asyncio.create_task(anext(signals))
+        await context.idle.wait()
+        (tmp_path / "vmstat").write_text("oom_kill 5\n")
+        others = [structs.replace(ends(-9), worker=f"h1/job/{n}.a") for n in (1, 2)]
+        for event in (others[0], ends(-9, forgotten=True), others[1]):
+            context.tell(event)
+        found = [(await first).code, *[(await anext(signals)).code for _ in range(3)]]
+
+    assert found == [OUT_OF_MEMORY, EXITED] * 2
 
 
 def test_a_missed_checkpoint_is_raised_until_one_succeeds(see):

@@ -96,12 +96,21 @@ async def test_an_old_driver_gives_fewer_facts(probe, script):
     assert gpu.temperature == 40
 
 
+async def test_links_whose_state_cannot_be_read_are_unknown(probe, script):
+    """Not down, and not gone: only a link that the GPU does not have ends the list."""
+    script.put({"1.link0": 1, "1.nvmlDeviceGetNvLinkState.ret": 999})
+    healthy, sick = (await probe.ask(30)).gpus
+
+    assert healthy.codes == {}
+    assert (sick.links, sick.codes) == ({}, {"nvmlDeviceGetNvLinkState": 999})
+
+
 async def test_a_gpu_that_is_lost_later_is_still_known(probe, script):
     await probe.ask(30)
     script.put({"1.nvmlDeviceGetHandleByIndex_v2.ret": 15})
     healthy, lost = (await probe.ask(30)).gpus
 
-    assert healthy.codes.keys() == {"nvmlDeviceGetNvLinkState"}
+    assert healthy.codes == {}
     assert (lost.pci, lost.codes) == (SECOND, {"nvmlDeviceGetHandleByIndex": 15})
 
 

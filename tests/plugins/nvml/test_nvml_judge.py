@@ -182,6 +182,14 @@ def test_a_link_that_was_up_and_stays_down_is_a_finding(host):
     assert host.sees(links={0: True, 1: False}) == [("link_down", DEGRADED, CLEARED)]
 
 
+def test_a_link_that_is_down_stays_so_while_its_state_cannot_be_read(host):
+    host.sees(links={0: True, 1: True})
+    host.sees(links={0: False, 1: True}, times=3)
+
+    assert host.sees(links={1: True}, times=3) == []
+    assert host.sees(links={0: True, 1: True}) == [("link_down", DEGRADED, CLEARED)]
+
+
 def test_a_link_is_bad_when_most_of_its_last_readings_are(host):
     """More than 15 of 30; the first reading is the baseline."""
     seen = [host.sees(link_errors=n) for n in range(100, 116)]

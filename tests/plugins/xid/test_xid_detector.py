@@ -88,6 +88,21 @@ async def test_a_lost_gpu_is_still_lost_after_a_restart(log, watch):
     assert again.message == first.message
 
 
+async def test_a_fault_is_not_lost_if_the_daemon_stops_while_its_symptom_is_cleared(log, watch):
+    """Its line is not read again."""
+    log.write(GONE.replace("79", "45"))
+    async with watch() as signals:
+        symptom = await anext(signals)
+        log.write(GONE)
+        cleared = await anext(signals)
+    async with watch() as signals:
+        restated = await anext(signals)
+
+    assert (symptom.code, symptom.state) == ("xid.45", State.RAISED)
+    assert (cleared.code, cleared.state) == ("xid.45", State.CLEARED)
+    assert (restated.code, restated.severity) == ("xid.79", Severity.FATAL)
+
+
 async def test_a_new_boot_starts_without_findings(log, watch, tmp_path):
     log.write(GONE, lost=500)
     async with watch() as signals:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tmd_detectors.xid.lines import XidLineReader, link
+from tmd_detectors.xid.lines import XidLineReader, link, says_fatal
 from tmd_detectors.xid.records import parse
 
 from .corpus import LINES, LOST_ALONE, NOISE, B, record
@@ -74,6 +74,18 @@ def test_the_fields_of_nvlink5():
     # Bits 20 to 25 of 0x004505c6.
     assert decoded.subcode == 4
     assert len(decoded.words) == 6
+
+
+def test_an_older_link_error_has_no_fields_of_nvlink5():
+    """Its words look alike: ``NVLink: fatal error``."""
+    (fault,) = read(
+        "NVRM: Xid (PCI:0000:03:00): 74, pid='<unknown>', name=<unknown>, "
+        "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0)"
+    )
+
+    assert fault.xid == 74
+    assert link(fault) is None
+    assert says_fatal(fault)
 
 
 def test_nvlink5_fields_after_a_process_are_parsed():
