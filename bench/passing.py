@@ -27,7 +27,7 @@ from bench.measure import Report, each, in_turn, interval, options, parsed
 from tmd.lifeline import die_with_parent
 
 WARM = 5
-"""Steps before the first that counts: DDP settles its buckets in them."""
+"""Steps before the first that counts: DDP changes its buckets in them."""
 LIMIT = 1.01
 LONGEST_S = 600.0
 

@@ -270,7 +270,6 @@ def test_the_log(form, capsys):
             log.exception("failed")
     finally:
         structlog.reset_defaults()
-        logs._bound.clear()
     text = capsys.readouterr().err
 
     assert "[/][bold]x" in text

@@ -152,7 +152,7 @@ class Detector(ABC):
     Config: ClassVar[type[DetectorConfig]] = DetectorConfig
     deadline_s: ClassVar[float | None] = None
     """If set: the detector promises to yield, sleep or take an event at least this often, and is
-    restarted when it does not. While one of its waits in the context is pending, none is missed."""
+    restarted when it does not. The deadline rests while it waits in a call of its context."""
 
     def supported(self) -> str | None:
         """Why this detector cannot work on this host, or ``None`` if it can."""

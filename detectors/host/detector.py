@@ -48,7 +48,8 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
     stuck_checks: Count = _LIMITS.stuck_checks
     """Such a process is stuck if it is in state D, and has not run, for this many readings."""
     clock_offset_s: NotNegative = _LIMITS.clock_offset_s
-    """A larger offset that the kernel has yet to correct is a finding. Under chrony it is 0."""
+    """A larger offset that the kernel has yet to correct is a finding. Under chrony the kernel's
+    offset is always 0."""
     clock_hold_s: NotNegative = _LIMITS.clock_hold_s
     """An unsynchronised clock is a finding after this long."""
     quiet_s: Positive = _LIMITS.quiet_s

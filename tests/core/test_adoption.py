@@ -241,6 +241,18 @@ def test_a_loss_that_comes_later_leaves_an_adopted_rank_where_it_is() -> None:
     assert [m.rank for m in scene.plan.moves] == [5]
 
 
+def test_a_rank_is_adopted_before_the_first_step() -> None:
+    """The buckets of DDP are those of later steps."""
+    scene = Elastic()
+    scene.loses("h2")
+    for host in ("h0", "h1", "h3"):
+        scene.changes(host, step=0)
+    scene.steer()
+
+    assert scene.plan.new.adopted == {2: 3}
+    assert scene.plan.resume == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -252,8 +264,9 @@ def test_in_doubt_the_job_holds(fields: dict[str, object], why: str) -> None:
     """A script that has not asked is told of nothing."""
     scene = Elastic()
     scene.loses("h2")
-    for host in ("h0", "h1", "h3"):
-        scene.changes(host, **(fields if host == "h0" else {}))
+    scene.changes("h0", **fields)
+    for host in ("h1", "h3"):
+        scene.changes(host)
     record = scene.steer()
 
     assert scene.plan.phase is Phase.RECOVER

@@ -14,7 +14,8 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import Activity, Mark, Phase, State, Strategy, Urgency, Verdict
 from tmd.core.values.requests import DrainRequest
-from tmd.daemon.policy_runner import breaker_alert, end_pause, foreseen, rulings, withheld
+from tmd.daemon.breaker import breaker_alert, end_pause
+from tmd.daemon.policy_runner import foreseen, rulings, withheld
 from tmd.plugin import Policy
 from tmd.testing import MemoryStore
 

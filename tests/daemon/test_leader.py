@@ -37,10 +37,10 @@ from tmd.core.values.model import (
     Verdict,
 )
 from tmd.core.values.requests import DrainRequest
+from tmd.daemon.breaker import BreakerWatch
 from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.deciding import grounds
 from tmd.daemon.leader import Leader
-from tmd.daemon.policy_runner import Fuse
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
@@ -431,20 +431,19 @@ async def test_too_many_hosts_at_once_open_the_breaker_and_no_rank_moves(guarded
 
 
 async def test_the_alert_of_a_breaker_is_published_by_the_next_leader_if_it_is_missing(guarded):
-    """Each is published once, and none without an open breaker."""
+    """Each is published once."""
 
     class Refusing(MemoryClient):
         async def publish_alert(self, alert):
             raise StoreUnavailable("the disk of the store is full")
 
     await guarded.degrade("h1", "h2")
-    first, second, third = (
-        Fuse(client, "a#1") for client in (Refusing(guarded.data), guarded.store, guarded.store)
-    )
+    first = BreakerWatch(Refusing(guarded.data), "a#1")
+    second, third = (BreakerWatch(guarded.store, holder) for holder in ("b#1", "c#1"))
     await first.look(await guarded.store.snapshot(), BreakerRules())
     before = list(guarded.data.stream)
-    for fuse in (second, second, third):
-        view = await fuse.look(await guarded.store.snapshot(), BreakerRules())
+    for watch in (second, second, third):
+        view = await watch.look(await guarded.store.snapshot(), BreakerRules())
 
     assert before == []
     assert view.breaker.open

@@ -63,7 +63,6 @@ def test_every_line_names_the_host_also_from_another_thread(
 ) -> None:
     """A long list says how much is missing."""
     request.addfinalizer(structlog.reset_defaults)
-    request.addfinalizer(logs._bound.clear)
     logs.configure(Log(format="json"), host="h9")
     log = structlog.get_logger()
     thread = threading.Thread(

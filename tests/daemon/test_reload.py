@@ -24,7 +24,7 @@ from tmd.daemon.reload import KEPT, Reloader, fixed, taken_over
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import AlertSinks, Watcher
+from tmd.daemon.watcher import GIVE_UP_S, AlertSinks, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 
@@ -147,7 +147,7 @@ async def test_a_detector_that_does_not_stop_is_not_started_twice(tmp_path):
 
         assert restarted == []
         assert spare.starts == []
-        assert took == pytest.approx(STOP_S + 1.0)
+        assert took == pytest.approx(GIVE_UP_S)
 
 
 @pytest.mark.looptime

@@ -37,7 +37,6 @@ MOST = 64 * 1024
 def form(request):
     yield request.param
     structlog.reset_defaults()
-    logs._bound.clear()
 
 
 def deep(number, settings):

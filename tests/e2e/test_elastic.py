@@ -166,6 +166,7 @@ async def test_a_rank_is_adopted_and_given_to_the_standby_that_comes(
 async def test_a_rank_is_adopted_in_the_very_first_step(
     tmp_path: Path, redis: EmbeddedRedis, golden: Undisturbed
 ) -> None:
+    """No step comes before, so that losses agree up to the order of sums."""
     async with elastic(tmp_path, redis, "backward@2:0=kill") as run:
         (lost,) = await shrunk(run, 2)
         await come_back(run, "h2")

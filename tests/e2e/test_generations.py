@@ -127,8 +127,8 @@ async def test_a_death_while_groups_are_built_beside_training(
         await run.ends_like(long_golden, lost=1)
 
 
-async def undisturbed(folder: Path, *arguments: str) -> Golden:
-    """A job without faults, with the same inner groups."""
+async def golden_with_groups(folder: Path, *arguments: str) -> Golden:
+    """A job without faults. ``golden_of`` has no inner groups, and sums in another order."""
     with embedded.redis() as redis:
         async with running(folder, redis.url, standby=(), arguments=arguments) as run:
             assert set((await run.cluster.finished(60)).values()) == {0}
@@ -142,8 +142,8 @@ async def test_a_job_on_gloo_resumes_with_the_same_numbers(
 ) -> None:
     """The order in which Gloo sums an element depends on its place in a bucket."""
     saves = ("--checkpoints", str(tmp_path / "c"), "--steps", "25")
-    await undisturbed(tmp_path / "before", *saves)
-    golden = await undisturbed(tmp_path / "undisturbed")
+    await golden_with_groups(tmp_path / "before", *saves)
+    golden = await golden_with_groups(tmp_path / "undisturbed")
     resumes = (*saves[:2], "--steps", "40")
     async with running(tmp_path / "after", redis.url, standby=(), arguments=resumes) as run:
         await run.ends_like(golden, unwritten={(r, s) for r in range(3) for s in range(20)})
@@ -157,7 +157,7 @@ async def test_a_rank_is_lost_on_gloo_before_the_very_first_step(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
     """If the standby called other collectives than the survivors, Gloo would hang."""
-    golden = await undisturbed(tmp_path / "undisturbed")
+    golden = await golden_with_groups(tmp_path / "undisturbed")
     gates = [f"{rank} loop@{rank}:0=wait" for rank in range(3)]
     faults = [*gates, "dies data@1:0=kill"]
     async with running(tmp_path / "lost", redis.url, faults=faults) as run:
@@ -174,7 +174,7 @@ async def test_a_shadow_follows_ranks_whose_collectives_gloo_carries(
 ) -> None:
     """The outputs of an inner group are mirrored. Gloo sums in another order than tmd, so the
     oracle is an undisturbed job on Gloo."""
-    golden = await undisturbed(tmp_path / "undisturbed", *LONG)
+    golden = await golden_with_groups(tmp_path / "undisturbed", *LONG)
     faults = [GATE, PACE, "receiving@*:*=kill", "passing@*:*=pace"]
     async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
         await drain_requested(run)

@@ -10,6 +10,7 @@ import torch
 
 from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
+from tests.marks import thorough
 from tmd.core.values.model import PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
@@ -132,10 +133,9 @@ async def test_a_rank_with_a_hot_standby_is_lost(
         await ends_like(run, undisturbed, lost=1)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("saved", "step", "epoch"),
-    [((), 20, "0"), (("--within",), 22, "1")],
+    [((), 20, "0"), thorough(("--within",), 22, "1")],
     ids=["after an epoch", "within an epoch"],
 )
 async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(

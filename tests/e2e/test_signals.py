@@ -33,7 +33,8 @@ from tmd.core.values.model import (
     Severity,
     State,
 )
-from tmd.daemon.policy_runner import OPEN, rulings
+from tmd.daemon.breaker import OPEN
+from tmd.daemon.policy_runner import rulings
 from tmd.demo.cluster import host_of, pids, workers
 from tmd.embedded import EmbeddedRedis
 

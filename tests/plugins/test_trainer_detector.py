@@ -254,7 +254,7 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
 async def test_an_exit_that_is_forgotten_explains_no_kill(tmp_path):
     """It comes between the exits of two workers that were killed for memory."""
     (tmp_path / "vmstat").write_text("oom_kill 3\n")
-    context, found = FakeContext(TrainerConfig(proc_root=str(tmp_path))), []
+    context = FakeContext(TrainerConfig(proc_root=str(tmp_path)))
     async with aclosing(TrainerDetector().watch(context)) as signals:
         context.tell(speaks())
         first = asyncio.create_task(anext(signals))

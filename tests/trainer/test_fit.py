@@ -110,7 +110,7 @@ def test_a_rank_that_sums_in_other_buckets_is_refused() -> None:
     other = structs.replace(offer, roles=(first, structs.replace(last, buckets="1 0")))
 
     assert [bool(context.fit.refusal(rank, other)) for rank in range(2)] == [False, True]
-    assert "DDP sums other gradients" in str(context.fit.adopted(1, other))
+    assert "DDP groups gradients into other buckets" in str(context.fit.adopted(1, other))
 
 
 def test_other_groups_are_refused_before_a_rebuild() -> None:

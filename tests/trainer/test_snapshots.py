@@ -27,6 +27,7 @@ from tmd.trainer.snapshots.writer import WriterStage, receive_copy, send_copy
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.layout import flatten
 from tmd.trainer.state.placing import DataPlace
+from tmd.trainer.state.roles import Role
 from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state_transfer.verification import StateVerification
 
@@ -268,6 +269,17 @@ def test_a_joiner_fetches_the_copy_and_becomes_the_rank() -> None:
         assert whole_digest(joiner.units, 2) == whole_digest(Units(straight.registry()), 2)
         with pytest.raises(LinkError, match="no copy of rank 0 at step 8"):
             joiner.snapshots.fetch(back(0, 8, made[1].member), lambda: True)
+        joiner.close()
+
+
+def test_a_joiner_with_other_gradient_buckets_does_not_take_the_copy() -> None:
+    """The role of the rank says which ones it has."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 1)
+        made[1].context.fit.roles.known = (Role("s", (0,), buckets="b"), Role("s", (1,)))
+        joiner = Rank(9, Script(5))
+        with pytest.raises(StateMismatch, match="other buckets here than on rank 0"):
+            joiner.snapshots.fetch(back(0, 0, made[1].member), lambda: True)
         joiner.close()
 
 

@@ -184,7 +184,7 @@ def pause(config: ConfigOption = None) -> None:
 
 def resume(config: ConfigOption = None) -> None:
     """End a pause, and close the circuit breaker."""
-    from tmd.daemon.policy_runner import end_pause
+    from tmd.daemon.breaker import end_pause
 
     async def ask(store: RedisStore, settings: Settings) -> None:
         if await end_pause(store, user(), settings.host.name):

@@ -130,8 +130,8 @@ class Candidate:
         self._led = leading
 
     def give_way_to(self, hosts: frozenset[str]) -> bool:
-        """Leave the lease to ``hosts``, once, unless one of them leads meanwhile. Returns whether
-        this candidate is to step down."""
+        """Returns whether this candidate must step down for ``hosts``: once, until one of them
+        leads."""
         now = asyncio.get_running_loop().time()
         self._way, gives = self._way.to(hosts, now, self._config.ttl_s)
         return gives

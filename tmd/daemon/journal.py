@@ -55,7 +55,7 @@ class Journal:
         """The ledger that is used while the disk cannot be."""
         self._numbered: Ledger | None = None
         """The ledger whose numbers the last :meth:`waiting` has returned."""
-        self._leaving = asyncio.Lock()
+        self._carrying = asyncio.Lock()
         """Held while alerts are carried from a broken disk to memory, or back."""
         self._retry_at = 0.0
         self._abandoned: list[_Disk] = []
@@ -63,7 +63,7 @@ class Journal:
 
     async def add(self, alerts: Sequence[Alert]) -> None:
         """Append ``alerts`` in this order."""
-        async with self._leaving:
+        async with self._carrying:
             await self._return_to_disk()
         now = time.time()
         await self._ask(lambda ledger: ledger.add(alerts, now))
@@ -110,7 +110,7 @@ class Journal:
     async def _ask(self, work: Callable[[Ledger], T]) -> T:
         while True:
             if self._path is None or self._memory is not None:
-                async with self._leaving:  # until memory has what the disk had
+                async with self._carrying:  # until memory has what the disk had
                     if self._path is None and self._memory is None:
                         self._memory = Ledger(":memory:", self._bounds)
                     if self._memory is not None:
@@ -122,7 +122,7 @@ class Journal:
                     disk = self._disk = self._new_disk(self._path)
                 return await disk.ask(work)
             except (sqlite3.Error, OSError) as error:  # TimeoutError is an OSError
-                async with self._leaving:
+                async with self._carrying:
                     if self._disk is disk and self._memory is None:  # the first to find it broken
                         await self._leave_disk(error)
 

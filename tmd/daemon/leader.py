@@ -36,12 +36,13 @@ from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import ENDED
+from tmd.daemon.breaker import BreakerWatch
 from tmd.daemon.bus import Store, Topic, Wake
 from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.held_findings import HeldFindings, RaiseFinding
-from tmd.daemon.policy_runner import Fuse, rulings
+from tmd.daemon.policy_runner import rulings
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 
@@ -88,7 +89,7 @@ class Leader:
         self._candidate = candidate
         self._policies = policies
         self._store_health = store_health
-        self._fuse = Fuse(store, config.holder)
+        self._breaker = BreakerWatch(store, config.holder)
         self._decider = Decider(config.limits, config.shadow_goals)
         self._heard: dict[str, LastHeard] = {}
         self._findings = HeldFindings(report, OVER)
@@ -146,7 +147,7 @@ class Leader:
 
     async def turn(self) -> float:
         """Read the view and decide once; return the seconds until the next turn is due."""
-        view = await self._fuse.look(await self._read(), self._config.breaker)
+        view = await self._breaker.look(await self._read(), self._config.breaker)
         now = asyncio.get_running_loop().time()
         self._decider.see(now)
         self._heard = remembered(self._heard, view, now)

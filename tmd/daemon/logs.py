@@ -158,15 +158,6 @@ def _forward() -> None:
         root.addHandler(_Forwarding())
 
 
-_bound: dict[str, str] = {}
-"""Fields of every line. New threads would not have context variables."""
-
-
-def _with_bound(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
-    """A processor: adds the fields that every line has."""
-    return {**_bound, **line}
-
-
 def configure(config: Log, **bound: str) -> None:
     """Set up structlog for this process, also repeatedly; ``bound`` appears in every line."""
     if config.format == "json":
@@ -180,13 +171,11 @@ def configure(config: Log, **bound: str) -> None:
         renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)
         render = [_visible, renderer]
     _output.stream = sys.stderr
-    _bound.update(bound)
     structlog.configure(
         processors=[
             RateLimit(),
             _output.reported,
-            structlog.contextvars.merge_contextvars,
-            _with_bound,
+            lambda _, __, line: {**bound, **line},  # context variables do not reach new threads
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=False),
             *render,

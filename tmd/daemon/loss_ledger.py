@@ -30,8 +30,8 @@ class UnconfirmedRevision(Struct, frozen=True):
     def stored_in(self, record: JobRecord) -> bool:
         """Whether ``record``, of no earlier revision, is this one or follows from it."""
         if record.lease_epoch == self.lease_epoch:
-            # This leader wrote it, and continues only from what it has written. So did
-            # 'tmd forget', after which the losses of the job do not matter.
+            # This leader wrote it, and continues only from what it has written. 'tmd forget' writes
+            # under this lease epoch, too. After it the losses of the job do not matter.
             return True
         if record.revision == self.revision:
             return False

@@ -88,7 +88,7 @@ class Reloader:
             return "configuration not reloaded: reading it failed"
         needs_restart = fixed(self._settings, after)
         self._settings = ahead
-        logs.configure(ahead.log)
+        logs.configure(ahead.log, host=ahead.host.name)
         self._leader.adopt(policies)
         self._injections.adopt(ahead.inject.enabled)
         restarted = await self._watcher.adopt(detectors)

@@ -18,7 +18,7 @@ import structlog
 from tmd.core.alerts import triage
 from tmd.core.alerts.findings import AT_ONCE, FindingRules, Origin
 from tmd.core.alerts.injection import injector
-from tmd.core.alerts.reconfiguration import farewells, with_strategy
+from tmd.core.alerts.reconfiguration import farewells, lesser, with_strategy
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
@@ -36,6 +36,8 @@ log = structlog.get_logger("tmd.watcher")
 
 BATCH = 100
 RESTART_S = (1.0, 60.0)
+GIVE_UP_S = STOP_S + 1.0
+"""How long a reload waits for a detector that is to end."""
 PROBATION_S = 10.0
 """A restarted detector that runs for this long has recovered."""
 FAILED = "detector.failed"
@@ -110,9 +112,8 @@ class Watcher:
                     self._take(known, loaded.strategy, loaded.rules)
                     continue
                 if not await self._stop(known, loaded):
-                    # A permission that is new concerns the new configuration.
-                    lesser = min(loaded.strategy, known.strategy, key=[*Strategy].index)
-                    self._take(known, lesser, known.rules)
+                    # A new permission is meant for the new configuration, which does not run yet.
+                    self._take(known, lesser(loaded.strategy, known.strategy), known.rules)
                     continue
             self._watched[name] = known = known or WatchedDetector(loaded)
             self._start(known, loaded)
@@ -146,7 +147,7 @@ class Watcher:
         watched.stopping, watched.overdue = True, False
         task.cancel()
         # Longer than the task itself waits for the detector: it decides first.
-        await asyncio.wait([task], timeout=STOP_S + 1.0)
+        await asyncio.wait([task], timeout=GIVE_UP_S)
         if task.done():
             watched.task = None
             return True
@@ -236,7 +237,7 @@ class Watcher:
     async def _supervise(self, watched: WatchedDetector) -> None:
         loaded = watched.loaded
         pause = RESTART_S[0]
-        while not watched.overdue:
+        while True:
             started = asyncio.get_running_loop().time()
             try:
                 await supported(loaded)
@@ -254,13 +255,12 @@ class Watcher:
             if watched.stopping:
                 return
             if watched.overdue:
-                break
+                return self._succeed(watched)
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 pause = RESTART_S[0]
             self._report_failure(loaded, problem)
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_S[1])
-        self._succeed(watched)
 
     async def _attend(self, watched: WatchedDetector) -> None:
         """Run the detector until it ends, raises or falls silent."""
@@ -310,7 +310,7 @@ class Watcher:
                 context.beat()
                 news = self.fold(signal, loaded.origin.name, watched.strategy, watched.rules)
                 if news and signal.state is State.CLEARED:
-                    # A finding that is only repeated needs no pause, and one that flaps is cleared.
+                    # Only a clearing that is news costs a pause, after it: what flaps is cleared.
                     watched.allowance = watched.allowance.spent(context.now())
                     await context.sleep(watched.allowance.owed_s)
 

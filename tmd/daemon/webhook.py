@@ -174,7 +174,7 @@ class Webhook:
             if attempt:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause *= 2
-            if not self._candidate.leading:
+            if not self._leads_on:
                 return False
             problem, may_pass = await self._post(session, body)
             if not problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,11 @@ def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
     return module if isinstance(module, DistributedDataParallel) else None
 
 
+def has_static_graph(modules: Iterable[nn.Module]) -> bool:
+    """Whether DDP with ``static_graph`` is around one of ``modules``."""
+    return any(ddp is not None and ddp.static_graph for ddp in map(ddp_of, modules))
+
+
 def fix_buckets(module: DistributedDataParallel) -> str:
     """Assign the gradients of ``module`` to buckets for good; returns the indices of each bucket's
     parameters in words. Empty if DDP never changes the buckets that it begins with.
@@ -42,11 +48,12 @@ def fix_buckets(module: DistributedDataParallel) -> str:
     if keeps or module._delay_all_reduce_all_params:
         return ""
     if module not in _FIXED:
-        _FIXED[module] = _rebuilt_by_itself(module) or _fixed(module)
+        _FIXED[module] = _rebuilt_by_itself(module) or _fix(module)
     return _FIXED[module]
 
 
 _FIXED: WeakKeyDictionary[DistributedDataParallel, str] = WeakKeyDictionary()
+"""Module -> what :func:`fix_buckets` has returned."""
 
 
 def _rebuilt_by_itself(module: DistributedDataParallel) -> str:
@@ -57,7 +64,7 @@ def _rebuilt_by_itself(module: DistributedDataParallel) -> str:
     return str(_logged(module).get("rebuilt_per_bucket_param_indices", ""))
 
 
-def _fixed(module: DistributedDataParallel) -> str:
+def _fix(module: DistributedDataParallel) -> str:
     buckets = _assigned(module)
     numbers = [[*chain(*buckets), len(buckets)], [len(each) for each in buckets]]
     taken = _rebuild(module, numbers)
@@ -100,8 +107,8 @@ def _logged(module: DistributedDataParallel) -> dict[str, Any]:
 
 
 def _rebuild(module: DistributedDataParallel, broadcasts: list[list[int]]) -> bool:
-    """Let the reducer of ``module`` get these numbers in the broadcasts of its rebuild. Returns
-    whether it has: not if it has rebuilt its buckets before."""
+    """Make the reducer rebuild its buckets, with ``broadcasts`` as what rank 0 sends. Returns false
+    if it has rebuilt them before."""
     reducer, alone = module.reducer, _Alone(broadcasts)
     reducer._update_process_group(alone)
     try:

@@ -10,6 +10,11 @@ from tmd.core.alerts.triage import FindingsBoard
 from tmd.core.values.model import Signal, State, Strategy
 
 
+def lesser(one: Strategy, other: Strategy) -> Strategy:
+    """The one that permits less."""
+    return min(one, other, key=[*Strategy].index)
+
+
 def with_strategy(board: FindingsBoard, detector: str, strategy: Strategy) -> FindingsBoard:
     """Limit all findings of ``detector``, raised or suspected, to ``strategy``; injected ones under
     its name as well."""

@@ -170,7 +170,7 @@ def _settled(
         if back is None:
             return _lost(record, facts, lost or cast.lost, resume)
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
-    adopters, missing = _adopters(record, plan, facts, cast, owners, resume)
+    adopters, missing = _adopters(record, plan, facts, cast, owners)
     if missing:
         return record, missing
     membership = record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch)
@@ -191,7 +191,6 @@ def _adopters(
     facts: PlanFacts,
     cast: Cast,
     owners: dict[int, Member],
-    resume: int,
 ) -> tuple[dict[int, int], str]:
     """By rank without a standby, the rank whose holder adopts it; or why the job waits for one."""
     missing = cast.missing or _vacant(record, plan, facts, cast.vacant)

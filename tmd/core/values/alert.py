@@ -35,7 +35,7 @@ class State(StrEnum):
 
 
 class Strategy(StrEnum):
-    """Permission of a detector's findings (config, per detector)."""
+    """Permission of a detector's findings (config, per detector), the least one first."""
 
     OBSERVE = "observe"
     ADVISE = "advise"

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tmd.core.values.decode_errors import UNREADABLE, brief
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.view_checks import unknown_host
-from tmd.daemon.policy_runner import end_pause
+from tmd.daemon.breaker import end_pause
 from tmd.daemon.web.guard import RequestHeaders, RequestProblem, refusal
 from tmd.daemon.web.parts import PARTS, Refused, answer
 

@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 )
 
 from tmd.torch_private.autograd import in_backward
-from tmd.torch_private.ddp import ddp_of
+from tmd.torch_private.ddp import has_static_graph
 from tmd.torch_private.fsdp import sharded_modules
 from tmd.torch_private.modules import has_backward_hooks
 from tmd.trainer.session.hooks import Interrupted
@@ -34,12 +34,9 @@ def refuse(modules: Sequence[nn.Module], *, built: bool) -> None:
 
     ``built``: whether :meth:`Session.build` has constructed them, as it does for a pipeline.
     """
-    wrappers = [wrapper for module in modules if (wrapper := ddp_of(module)) is not None]
     reasons = {
         "FSDP2, which expects the rest of a step": any(True for _ in sharded_modules(modules)),
-        "static_graph of DDP, which counts gradients in the first step": any(
-            wrapper.static_graph for wrapper in wrappers
-        ),
+        "static_graph of DDP, which counts gradients in the first step": has_static_graph(modules),
         "session.build(), whose objects may expect the rest of a step": built,
         "backward hooks of parameters or modules, which may fail when a gradient is None": any(
             has_backward_hooks(part) for module in modules for part in module.modules()

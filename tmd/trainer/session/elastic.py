@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from tmd.torch_private.ddp import ddp_of
+from tmd.torch_private.ddp import ddp_of, has_static_graph
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
 
@@ -36,10 +36,9 @@ def obstacle(
         return "it uses session.build()"
     if len(alike) > 1:
         return "the state of some ranks exists once"
-    wrappers = [ddp_of(model) for model in models]
-    if None in wrappers:
+    if any(ddp_of(model) is None for model in models):
         return "its model is not wrapped in DistributedDataParallel"
-    if any(wrapper is not None and wrapper.static_graph for wrapper in wrappers):
+    if has_static_graph(models):
         return "static_graph of DistributedDataParallel calls one more collective at its first use"
     if local.is_live:
         return "its model has buffers that steps change, such as BatchNorm's"

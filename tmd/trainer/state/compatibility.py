@@ -16,7 +16,7 @@ def bucket_mismatch(ours: str, roles: Sequence[Role], rank: int) -> str:
     if rank >= len(roles) or roles[rank].buckets == ours:
         return ""
     return (
-        f"DDP sums other gradients together here than on rank {rank}: build "
+        f"DDP groups gradients into other buckets here than on rank {rank}: build "
         "DistributedDataParallel with the same arguments on all workers"
     )
 

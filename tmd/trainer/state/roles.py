@@ -29,7 +29,7 @@ class Role(Struct, frozen=True):
     part: str = ""
     """Digest of the parameters that it owns, if an optimizer is divided among ranks."""
     buckets: str = ""
-    """Digest of which gradients DDP sums together; empty without DDP."""
+    """Digest of the buckets of DDP; empty without DDP, or if it keeps its first ones."""
 
 
 class Roles:
@@ -86,8 +86,8 @@ def contradiction(roles: Sequence[Role]) -> str:
                 )
             if roles[other].buckets != role.buckets:
                 return (
-                    f"DDP would add up gradients of different parameters of ranks {rank} and "
-                    f"{other}: build DistributedDataParallel with the same arguments on all ranks"
+                    f"DDP groups gradients into other buckets on rank {rank} than on rank {other}: "
+                    "build DistributedDataParallel with the same arguments on all ranks"
                 )
     return ""
 
@@ -95,15 +95,15 @@ def contradiction(roles: Sequence[Role]) -> str:
 def part_of(layouts: Layouts) -> str:
     """Digest (hex, xxh3-128) of the parameters whose state this rank keeps; empty if all."""
     parts = {name: mine for name, each in layouts.items() if (mine := owned(each)) is not None}
-    return digest_of(sorted(parts.items()))
+    return short_digest(sorted(parts.items()))
 
 
 def structure_of(layouts: Layouts, groups: Sequence[GroupView]) -> str:
     """Digest (hex, xxh3-128) of the build of a rank, independent of its position in its groups."""
     sizes = [len(view.ranks) for view in groups]
-    return digest_of((sorted(shapes(layouts).items()), sizes))
+    return short_digest((sorted(shapes(layouts).items()), sizes))
 
 
-def digest_of(value: str | Sequence[object]) -> str:
+def short_digest(value: str | Sequence[object]) -> str:
     """Digest (hex, xxh3-128) of ``value``; empty if it is empty."""
     return xxhash.xxh3_128(msgpack.encode(value)).hexdigest() if value else ""

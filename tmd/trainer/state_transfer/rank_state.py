@@ -15,7 +15,7 @@ from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.layout import Layouts
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.roles import digest_of
+from tmd.trainer.state.roles import short_digest
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.units import BUFFERS, Units
 from tmd.trainer.state_transfer.early_digest import EarlyDigest
@@ -74,8 +74,8 @@ class RankState:
 
     @property
     def buckets(self) -> str:
-        """Digest of which gradients DDP sums together here; empty without DDP."""
-        return digest_of(self._registry.buckets)
+        """As :attr:`Role.buckets`."""
+        return short_digest(self._registry.buckets)
 
     def digest(self, step: int) -> Callable[[], Digest]:
         """Returns a function that computes the digest of all that replicas share: no buffers."""
