@@ -102,7 +102,7 @@ class Kills:
         if self._seen and now - self._seen[-1][0] < LOOK_S:
             return
         if self._seen and now - self._seen[-1][0] > FRESH_S:
-            self._seen.clear()  # kills since then are too old, or nobody knows when they were
+            self._seen.clear()  # nobody knows when kills since then were
         if (count := self._count()) is not None:
             self._seen.append((now, count))
 

@@ -113,8 +113,8 @@ class XidDetector(Detector):
                 yield signal
             while True:
                 # Lines first, so that an event finds its line.
-                # Each is taken in as a whole before a signal leaves: the daemon may stop here, and
-                # what comes after the position that is kept is not read again.
+                # Take in each record completely before its first signal: the daemon may stop at a
+                # signal, and does not read a record again whose position it has kept.
                 for raw in log.batch(ctx.now()) if log is not None else ():
                     for signal in [*follower.take(raw, ctx.now())]:
                         yield signal

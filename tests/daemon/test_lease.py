@@ -26,6 +26,15 @@ def candidate(store, name, tmp_path, client=None):
     return Candidate(client or store.client(), config, Records(tmp_path / name), StoreHealth())
 
 
+@contextlib.asynccontextmanager
+async def leading(store, tmp_path):
+    """A candidate that runs, from when it leads."""
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        yield one
+
+
 async def test_a_holder_leads_for_hours(tmp_path):
     """It renews forever under one lease epoch."""
     store = MemoryStore()
@@ -96,9 +105,7 @@ async def test_a_leader_that_stops_hands_over_at_once(tmp_path):
 
 async def test_a_leader_without_the_store_stops_before_its_lease_expires(tmp_path):
     store = MemoryStore()
-    one = candidate(store, "a", tmp_path)
-    async with running(one):
-        await until(lambda: one.leading, within_s=60, every_s=0.01)
+    async with leading(store, tmp_path) as one:
         store.fall_away()
         assert store.lease is not None
         lapses = store.lease[2]
@@ -130,9 +137,7 @@ async def test_a_lease_is_given_back_though_its_answer_has_not_come(tmp_path):
 
 async def test_the_epoch_grows_when_the_store_lost_everything(tmp_path):
     store = MemoryStore()
-    one = candidate(store, "a", tmp_path)
-    async with running(one):
-        await until(lambda: one.leading, within_s=60, every_s=0.01)
+    async with leading(store, tmp_path) as one:
         before = one.lease.epoch
         store.wipe()
         store.clock_epoch = 0  # and even the server's clock went back
@@ -144,9 +149,7 @@ async def test_the_epoch_grows_when_the_store_lost_everything(tmp_path):
 async def test_a_lost_answer_never_interrupts_a_leader(tmp_path):
     """The store does not answer for longer than the leader waits between two renewals."""
     store = MemoryStore()
-    one = candidate(store, "a", tmp_path)
-    async with running(one):
-        await until(lambda: one.leading, within_s=60, every_s=0.01)
+    async with leading(store, tmp_path) as one:
         store.fall_away()
         led = [await leads_for(one, 0.6 * TTL)]
         store.away = False
@@ -245,9 +248,7 @@ async def test_a_candidate_that_gave_way_abstains_while_any_other_leads(tmp_path
 async def test_a_candidate_that_gave_way_in_vain_leads_again(tmp_path):
     """The other host may not be one that may lead."""
     store = MemoryStore()
-    one = candidate(store, "a", tmp_path)
-    async with running(one):
-        await until(lambda: one.leading, within_s=60, every_s=0.01)
+    async with leading(store, tmp_path) as one:
         one.give_way_to(frozenset({"b"}))
         await one.step_down()
         await until(lambda: one.leading, within_s=TTL + RENEW, every_s=0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from msgspec import structs
@@ -233,17 +233,25 @@ def test_a_kernel_without_the_counter_is_no_error(tmp_path):
     assert not kills.explains(0.0)
 
 
-@pytest.mark.parametrize(
-    ("code", "count", "starved"), [(-9, 4, True), (-9, 3, False), (1, 4, False)]
-)
-async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved):
-    """Only SIGKILL and a higher count together are out of memory."""
+@asynccontextmanager
+async def counting(tmp_path):
+    """A detector that has read a count of three kills; its context, its signals and the first of
+    these, which has yet to come."""
     (tmp_path / "vmstat").write_text("oom_kill 3\n")
     context = FakeContext(TrainerConfig(proc_root=str(tmp_path)))
     async with aclosing(TrainerDetector().watch(context)) as signals:
         context.tell(speaks())
         first = asyncio.create_task(anext(signals))
         await context.idle.wait()
+        yield context, signals, first
+
+
+@pytest.mark.parametrize(
+    ("code", "count", "starved"), [(-9, 4, True), (-9, 3, False), (1, 4, False)]
+)
+async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved):
+    """Only SIGKILL and a higher count together are out of memory."""
+    async with counting(tmp_path) as (context, _, first):
         (tmp_path / "vmstat").write_text(f"oom_kill {count}\n")
         context.tell(ends(code))
         signal = await first
@@ -253,12 +261,7 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
 
 async def test_an_exit_that_is_forgotten_explains_no_kill(tmp_path):
     """It comes between the exits of two workers that were killed for memory."""
-    (tmp_path / "vmstat").write_text("oom_kill 3\n")
-    context = FakeContext(TrainerConfig(proc_root=str(tmp_path)))
-    async with aclosing(TrainerDetector().watch(context)) as signals:
-        context.tell(speaks())
-        first = asyncio.create_task(anext(signals))
-        await context.idle.wait()
+    async with counting(tmp_path) as (context, signals, first):
         (tmp_path / "vmstat").write_text("oom_kill 5\n")
         others = [structs.replace(ends(-9), worker=f"h1/job/{n}.a") for n in (1, 2)]
         for event in (others[0], ends(-9, forgotten=True), others[1]):

@@ -23,7 +23,7 @@ CLOCK_SKEW_S = 300.0
 class BreakerWatch:
     """Opens the circuit breaker if its rules require that.
 
-    ``holder``: of the leader's lease, ``host#…``.
+    ``holder``: the name under which the leader holds the lease, ``host#…``.
     """
 
     def __init__(self, store: Store, holder: str) -> None:
@@ -40,17 +40,18 @@ class BreakerWatch:
         Raises:
             StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
         """
-        if not view.breaker.open:
+        breaker = view.breaker
+        if not breaker.open:
             self._problem = ""
-        if not view.breaker.open and (reason := tripped(view, rules)) is not None:
+            if (reason := tripped(view, rules)) is None:
+                return view
             breaker = Breaker(open=True, reason=reason, at=time.time())
             await self._store.set_breaker(breaker)
             log.error("circuit breaker opened, policies move no rank", reason=reason)
-            view = structs.replace(view, breaker=breaker)
-        if view.breaker.open and view.breaker != self._published:
+        if breaker != self._published:
             # A former leader may have failed before its alert. The store takes each only once.
-            await self._publish(view.breaker)
-        return view
+            await self._publish(breaker)
+        return structs.replace(view, breaker=breaker)
 
     async def _publish(self, breaker: Breaker) -> None:
         """Publish the alert of an open breaker. A failure is only logged: the leader must still

@@ -7,6 +7,7 @@ import time
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ BLOCKS_S = 1.0
 """A detector that keeps the event loop for this long keeps the daemon from its work."""
 
 
+class StopRequest(Enum):
+    """What has come of the request that a detector stops."""
+
+    NONE = "none"
+    AWAITED = "awaited"
+    """A reload waits for its end."""
+    OVERDUE = "overdue"
+    """It has not stopped in time."""
+
+
 class WatchedDetector:
     """A detector and its task, if it runs."""
 
@@ -36,12 +47,9 @@ class WatchedDetector:
         self.strategy, self.rules = loaded.strategy, loaded.rules
         """May change while the detector runs."""
         self.task: asyncio.Task[None] | None = None
-        self.stopping = False
-        """Whether a reload waits for its end."""
-        self.overdue = False
-        """Whether it has not stopped in time. Once it ends, :attr:`successor` is started."""
+        self.request = StopRequest.NONE
         self.successor: LoadedDetector | None = None
-        """``None``: the detector was removed."""
+        """What is started once an overdue one ends; ``None``: it was removed."""
         self.allowance = Allowance(BURST, PER_SECOND)
 
 

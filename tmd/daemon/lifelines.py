@@ -31,11 +31,11 @@ log = structlog.get_logger("tmd.agents")
 class Lifelines:
     """Owns a pidfd and a futex of each connected worker. Closed by :meth:`close`."""
 
-    def __init__(self, roster: Roster, ending: Callable[[], None] = lambda: None) -> None:
-        """``ending``: called when the kernel begins to end a worker. Its process may stay, and has
-        to be killed at once, even while the store is away."""
+    def __init__(self, roster: Roster, on_ending: Callable[[], None]) -> None:
+        """``on_ending``: called when the kernel begins to end a worker. Its process may stay, and
+        has to be killed at once, even while the store is away."""
         self._roster = roster
-        self._on_ending = ending
+        self._on_ending = on_ending
         self._open: dict[str, int] = {}
         self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}

@@ -26,7 +26,14 @@ from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import AlertCounter
-from tmd.daemon.detector_run import STOP_S, Context, DetectorRun, WatchedDetector, supported
+from tmd.daemon.detector_run import (
+    STOP_S,
+    Context,
+    DetectorRun,
+    StopRequest,
+    WatchedDetector,
+    supported,
+)
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -107,8 +114,8 @@ class Watcher:
                 self._take(watched, Strategy.OBSERVE, watched.rules)
         for name, loaded in wanted.items():
             if (known := self._watched.get(name)) is not None:
-                same = known.loaded.config == loaded.config and not known.overdue
-                if same:
+                same = known.loaded.config == loaded.config
+                if same and known.request is not StopRequest.OVERDUE:
                     self._take(known, loaded.strategy, loaded.rules)
                     continue
                 if not await self._stop(known, loaded):
@@ -122,7 +129,7 @@ class Watcher:
         return restarted
 
     def _start(self, watched: WatchedDetector, loaded: LoadedDetector) -> None:
-        watched.loaded, watched.stopping, watched.overdue = loaded, False, False
+        watched.loaded, watched.request = loaded, StopRequest.NONE
         self._take(watched, loaded.strategy, loaded.rules)
         name = f"detector {loaded.origin.name}"
         watched.task = self._tasks.create_task(self._supervise(watched), name=name)
@@ -143,15 +150,14 @@ class Watcher:
         ``successor`` is started once it has."""
         if (task := watched.task) is None:
             return True
-        # An earlier successor is not wanted any more.
-        watched.stopping, watched.overdue = True, False
+        watched.request = StopRequest.AWAITED  # an earlier successor is not wanted any more
         task.cancel()
         # Longer than the task itself waits for the detector: it decides first.
         await asyncio.wait([task], timeout=GIVE_UP_S)
         if task.done():
             watched.task = None
             return True
-        watched.stopping, watched.overdue, watched.successor = False, True, successor
+        watched.request, watched.successor = StopRequest.OVERDUE, successor
         log.warning("detector does not stop, it keeps running", detector=watched.loaded.origin.name)
         return False
 
@@ -252,9 +258,9 @@ class Watcher:
                 # Whatever a detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)
                 problem = f"{type(error).__name__}: {in_words(error)}"
-            if watched.stopping:
+            if watched.request is StopRequest.AWAITED:
                 return
-            if watched.overdue:
+            if watched.request is StopRequest.OVERDUE:
                 return self._succeed(watched)
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 pause = RESTART_S[0]
@@ -310,7 +316,7 @@ class Watcher:
                 context.beat()
                 news = self.fold(signal, loaded.origin.name, watched.strategy, watched.rules)
                 if news and signal.state is State.CLEARED:
-                    # Only a clearing that is news costs a pause, after it: what flaps is cleared.
+                    # Only after a clearing that is news: a finding that flaps is still cleared.
                     watched.allowance = watched.allowance.spent(context.now())
                     await context.sleep(watched.allowance.owed_s)
 

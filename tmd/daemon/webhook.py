@@ -68,7 +68,7 @@ class Webhook:
         self._epoch = 0
         """The lease epoch of the present turn."""
         self._past: tuple[float, float] | None = None
-        """Wall clock and monotonic: what happened before the former is skipped until the latter."""
+        """(wall clock, monotonic): notices before the first time are skipped until the second."""
 
     async def run(self) -> None:
         """Run until cancelled."""

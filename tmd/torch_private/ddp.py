@@ -42,7 +42,7 @@ def fix_buckets(module: DistributedDataParallel) -> str:
     which hang or add up gradients of different parameters.
 
     Raises:
-        ValueError: fewer or more parameters require gradients than when DDP was built.
+        ValueError: other parameters require gradients than when DDP was built.
     """
     keeps = module.find_unused_parameters and not module.static_graph
     if keeps or module._delay_all_reduce_all_params:

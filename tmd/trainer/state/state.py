@@ -66,7 +66,7 @@ class Registry:
 
     Raises:
         TypeError: an object has neither parameters nor ``state_dict``/``load_state_dict``.
-        ValueError: parameters were frozen or thawed after DDP was built.
+        ValueError: other parameters require gradients than when DDP was built.
     """
 
     def __init__(self, objects: Mapping[str, object]) -> None:
@@ -76,7 +76,7 @@ class Registry:
         self.wrappers: list[DistributedDataParallel] = []
         """DDP around the registered modules."""
         self.buckets = ""
-        """The gradients in each of their buckets, in words."""
+        """The buckets of each, in the words of :func:`fix_buckets`."""
         self.late: list[LateBuffers] = []
         """Buffers of each of :attr:`modules`; the list object never changes."""
         self._wholes: dict[str, Any] = {}
