@@ -78,7 +78,7 @@ class HostFindings:
         limit = self._limits.pressure_percent
         raised = (MEMORY_PRESSURE, HOST) in self._raised
         holds = percent > (limit / SLACK if raised else limit)
-        text = f"all tasks waited for memory for {percent:.0f} % of the last minute"
+        text = f"for {percent:.0f} % of the last minute all tasks were stalled for want of memory"
         yield from self._set(MEMORY_PRESSURE, HOST, Severity.WARNING, holds, text)
 
     def _growth(self, code: str, count: int | None, what: str, now: float) -> Iterator[Signal]:
@@ -104,7 +104,8 @@ class HostFindings:
         self._sleeping = seen
         stuck = [p for p, looks in seen.values() if looks >= self._limits.stuck_checks]
         names = ", ".join(sorted(f"{p.name} ({p.pid})" for p in stuck))
-        text = f"stuck in the driver: {names}"
+        checks = self._limits.stuck_checks
+        text = f"blocked inside the GPU driver in {checks} readings in a row: {names}"
         yield from self._set(DRIVER_STUCK, HOST, Severity.DEGRADED, bool(stuck), text)
 
     def _clock(self, clock: Clock, now: float) -> Iterator[Signal]:
@@ -114,7 +115,8 @@ class HostFindings:
             self._unsynchronised_since = now
         since = self._unsynchronised_since
         holds = since is not None and now - since >= self._limits.clock_hold_s
-        text = "the clock has been unsynchronised for a long time: is a time service running?"
+        minutes = self._limits.clock_hold_s / 60
+        text = f"the clock has not been synchronised for {minutes:.0f} min; check the time service"
         yield from self._set(CLOCK_UNSYNCHRONISED, HOST, Severity.WARNING, holds, text)
         off = abs(clock.offset_s)
         limit = self._limits.clock_offset_s

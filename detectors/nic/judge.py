@@ -234,7 +234,7 @@ class NicFindings:
         known = {port.name for port in snapshot.ports}
         known |= {memory.port.name for memory in self._ports.values() if memory.port.state != GONE}
         return {
-            name: Port(name=name, identity=name, medium=Medium.INFINIBAND, state=GONE)
+            name: Port(name=name, identity=name, medium=Medium.UNKNOWN, state=GONE)
             for name in self._rules.expect
             if name not in known
         }

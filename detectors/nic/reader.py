@@ -142,9 +142,10 @@ class NicReader:
         up = PORT_UP.get(_number(state))
         if _number(phys) == PHYS_DISABLED:
             up = False
-        if placed.medium is Medium.EFA:
-            # EFA always reports ACTIVE: only its interface, if it has one, shows the state.
-            state, phys = _text(f"{self._net}/{interface}/operstate") if interface else "", ""
+        if placed.medium is Medium.EFA and interface:
+            # EFA always reports ACTIVE: only the interface shows the state. Without one, a device
+            # that is there counts as up, so that its disappearance is a finding.
+            state, phys = _text(f"{self._net}/{interface}/operstate"), ""
             up = UP_STATES.get(state)
         places = [f"{port}/counters", f"{port}/hw_counters", f"{folder}/hw_counters"]
         if interface:

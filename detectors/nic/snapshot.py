@@ -21,6 +21,8 @@ class Medium(StrEnum):
     INFINIBAND = "infiniband"
     ROCE = "roce"
     EFA = "efa"
+    UNKNOWN = ""
+    """Of a port that has not been seen."""
 
 
 class Port(NamedTuple):

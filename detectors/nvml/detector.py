@@ -51,7 +51,9 @@ class NvmlDetector(Detector):
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, NvmlConfig)
-        self._gpus = gpus = RememberedGpus(config.gpus, ctx.state_dir / "gpus.json")
+        self._gpus = gpus = RememberedGpus(
+            config.gpus, config.interval_s, ctx.state_dir / "gpus.json"
+        )
         probe = NvmlProbe(config.sysfs)
         hung = 0
         try:

@@ -13,19 +13,19 @@ from msgspec import Struct
 
 from tmd.plugin import Severity, Signal, State
 
-from .meanings import ACTIONS, BROKEN, DRIVER_NOT_LOADED, SLOWED, UNKNOWN, slowed
+from .meanings import ACTIONS, BROKEN, DRIVER_NOT_LOADED, SLOWED, UNKNOWN, fault, slowed
 from .report import IDLE, NONE, Gpu, NvmlReport
 
 HOST = "host"
 SLOW_WINDOW_S = 600.0
-SLOW_LOOKS = 6
+SLOW_READINGS = 6
 """Readings with a hardware slow-down within the window before the rank is handed over."""
 LINK_WINDOW, LINK_BAD = 30, 15
 """Bad readings in the window beyond which the link is bad (as in NVRx)."""
 STEADY = 3
 """Consecutive readings before a state that may be transient is believed."""
 COOL = 5
-"""Degrees below the slow-down temperature at which overheating clears."""
+"""Overheating clears when a GPU is more than this many degrees below its slow-down temperature."""
 MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
 REMEDIES = frozenset({"nvml.recovery_action", "nvml.gpu_broken", "nvml.driver", "nvml.link_down"})
 """Findings whose message says what to do or where. A changed message is reported again."""
@@ -56,7 +56,7 @@ class GpuHistory:
     """State of one GPU kept between readings."""
 
     def __init__(self, known: KnownGpu | None = None) -> None:
-        self.slow: deque[float] = deque(maxlen=SLOW_LOOKS)
+        self.slow: deque[float] = deque(maxlen=SLOW_READINGS)
         self.link_errors: int | None = None
         self.bad: deque[bool] = deque(maxlen=LINK_WINDOW)
         self.up = set(known.links) if known else set()
@@ -71,17 +71,20 @@ class GpuHistory:
         self.runs: dict[str, int] = {}
         """Code -> consecutive readings for which it held."""
 
-    def steady(self, code: str, holds: bool, looks: int = STEADY) -> bool:
+    def steady(self, code: str, holds: bool) -> bool:
+        """Take in whether ``code`` holds now; returns whether it has for the last readings."""
         self.runs[code] = self.runs.get(code, 0) + 1 if holds else 0
-        return self.runs[code] >= looks
+        return self.runs[code] >= STEADY
 
 
 class Judge:
     """Reports each finding once."""
 
-    def __init__(self, gpus: int, known: Iterable[KnownGpu] = ()) -> None:
-        """``gpus``: the expected number, 0 if unknown. ``known``: those shown in this boot."""
+    def __init__(self, gpus: int, interval_s: float, known: Iterable[KnownGpu] = ()) -> None:
+        """``gpus``: the expected number, 0 if unknown. ``interval_s``: between two readings.
+        ``known``: the GPUs shown in this boot."""
         self._gpus = gpus
+        self._slow_window_s = max(SLOW_WINDOW_S, SLOW_READINGS * interval_s)
         self._reported: dict[tuple[str, str], NvmlFinding] = {}
         self._histories = {gpu.pci: GpuHistory(gpu) for gpu in known}
         self._shown = set(self._histories)
@@ -144,7 +147,7 @@ class Judge:
     def _about_host(self, report: NvmlReport) -> Holds:
         holds: Holds = {"nvml.failed": None}
         known = self._history(HOST)
-        code = next((c for c in report.codes.values() if c in BROKEN), None)
+        code = fault(report.codes)
         if code is None and report.codes:
             words = ", ".join(f"{name} returned {n}" for name, n in report.codes.items())
             return {"nvml.failed": NvmlFinding(Severity.WARNING, words)}
@@ -181,7 +184,7 @@ class Judge:
 
     def _about_gpu(self, gpu: Gpu, known: GpuHistory, now: float) -> Holds:
         holds: Holds = {}
-        code = next((c for c in gpu.codes.values() if c in BROKEN), None)
+        code = fault(gpu.codes)
         passing = code == UNKNOWN and not known.steady("unknown", code == UNKNOWN)
         if code is None:
             known.steady("unknown", False)
@@ -191,7 +194,9 @@ class Judge:
         if gpu.recovery is not None:
             holds["nvml.recovery_action"] = _recovery(gpu.recovery)
         holds |= _memory(gpu, known)
-        holds |= _heat(gpu, known, now)
+        holds |= _slowed(gpu, known, now, self._slow_window_s)
+        holds |= _heat(gpu, known)
+        holds |= _pcie(gpu, known)
         holds |= _links(gpu, known)
         return holds
 
@@ -243,7 +248,7 @@ def _memory(gpu: Gpu, known: GpuHistory) -> Holds:
     messages = (
         "a row remap waits for a GPU reset; reset it at the next window",
         "a row remap failed: no spare rows; hardware inspection",
-        "more SRAM errors than the driver allows; hardware inspection",
+        "the driver reports too many SRAM errors; hardware inspection",
     )
     for fact, message in zip(MEMORY_FACTS, messages, strict=True):
         value = getattr(gpu, fact)
@@ -268,34 +273,37 @@ def _uncorrected(count: int, gpu: Gpu, known: GpuHistory) -> Holds:
     return {"nvml.ecc": NvmlFinding(severity, f"{more} uncorrectable ECC errors; reset", more)}
 
 
-def _heat(gpu: Gpu, known: GpuHistory, now: float) -> Holds:
-    holds: Holds = {}
-    if gpu.reasons is not None:
-        if gpu.reasons & SLOWED:
-            known.slow.append(now)
-        while known.slow and now - known.slow[0] > SLOW_WINDOW_S:
-            known.slow.popleft()
-        often = len(known.slow) >= SLOW_LOOKS
+def _slowed(gpu: Gpu, known: GpuHistory, now: float, window_s: float) -> Holds:
+    if gpu.reasons is None:
+        return {}
+    if gpu.reasons & SLOWED:
+        known.slow.append(now)
+    while known.slow and now - known.slow[0] > window_s:
+        known.slow.popleft()
+    if gpu.reasons & SLOWED:
+        often = len(known.slow) >= SLOW_READINGS
         severity = Severity.DEGRADED if often else Severity.WARNING
-        if gpu.reasons & SLOWED:
-            holds["nvml.slowed"] = NvmlFinding(
-                severity, f"the hardware slows it down: {slowed(gpu.reasons)}"
-            )
-        elif not known.slow:
-            holds["nvml.slowed"] = None
-    if gpu.temperature is not None and gpu.slowdown:
-        limit = gpu.slowdown - (COOL if known.hot else 0)
-        known.hot = gpu.temperature >= limit
-        message = f"{gpu.temperature} °C, slows down at {gpu.slowdown} °C"
-        holds["nvml.hot"] = NvmlFinding(Severity.WARNING, message) if known.hot else None
-    if gpu.width is not None and gpu.max_width is not None and gpu.reasons is not None:
-        # An idle GPU may drop lanes to save power.
-        narrow = gpu.width < gpu.max_width and not gpu.reasons & IDLE
-        message = f"PCIe runs with {gpu.width} of {gpu.max_width} lanes under load"
-        if not gpu.reasons & IDLE:
-            steady = known.steady("narrow", narrow)
-            holds["nvml.pcie_narrow"] = NvmlFinding(Severity.WARNING, message) if steady else None
-    return holds
+        message = f"the hardware slows it down: {slowed(gpu.reasons)}"
+        return {"nvml.slowed": NvmlFinding(severity, message)}
+    return {} if known.slow else {"nvml.slowed": None}
+
+
+def _heat(gpu: Gpu, known: GpuHistory) -> Holds:
+    if gpu.temperature is None or gpu.below_slowdown is None:
+        return {}
+    known.hot = gpu.below_slowdown <= (COOL if known.hot else 0)
+    limit = gpu.temperature + gpu.below_slowdown
+    message = f"{gpu.temperature} °C; the hardware slows it down at {limit} °C"
+    return {"nvml.hot": NvmlFinding(Severity.WARNING, message) if known.hot else None}
+
+
+def _pcie(gpu: Gpu, known: GpuHistory) -> Holds:
+    # An idle GPU may drop lanes to save power.
+    if gpu.width is None or gpu.max_width is None or gpu.reasons is None or gpu.reasons & IDLE:
+        return {}
+    steady = known.steady("narrow", gpu.width < gpu.max_width)
+    message = f"PCIe runs with {gpu.width} of {gpu.max_width} lanes under load"
+    return {"nvml.pcie_narrow": NvmlFinding(Severity.WARNING, message) if steady else None}
 
 
 def _links(gpu: Gpu, known: GpuHistory) -> Holds:
@@ -311,7 +319,7 @@ def _links(gpu: Gpu, known: GpuHistory) -> Holds:
         before, known.link_errors = known.link_errors, gpu.link_errors
         known.bad.append(before is not None and gpu.link_errors > before)
         bad = sum(known.bad)
-        message = f"NVLink replayed or recovered in {bad} of the last {len(known.bad)} looks"
+        message = f"NVLink replayed or recovered in {bad} of the last {len(known.bad)} readings"
         holds["nvml.link_errors"] = (
             NvmlFinding(Severity.DEGRADED, message) if bad > LINK_BAD else None
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tmd.plugin import Severity
 
 DRIVER_NOT_LOADED = 9
 UNKNOWN = 999
-"""Believed only if it persists."""
+"""Believed only if it persists, and only of the calls in ``BASIC``."""
 BROKEN = {
     DRIVER_NOT_LOADED: "the driver is not loaded",
     11: "the GPU has no interrupts",
@@ -16,6 +18,18 @@ BROKEN = {
     UNKNOWN: "the driver fails with an unknown error",
 }
 """Return codes that mean a fault. Others mean that a fact is not available."""
+BASIC = frozenset(
+    {
+        "nvmlInit",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetTemperature",
+    }
+)
+"""Calls that every sound GPU answers. Another call may return ``UNKNOWN`` for a fact that a GPU or
+driver merely does not provide."""
 
 ACTIONS = {
     1: (Severity.FATAL, "a GPU reset"),
@@ -32,6 +46,12 @@ _REASONS = {0x8: "hardware slow-down", 0x40: "heat", 0x80: "power brake"}
 """Clocks event reasons that mean a hardware slow-down. A change of clocks may set 0x8 for a moment;
 a software power cap is normal."""
 SLOWED = 0x8 | 0x40 | 0x80
+
+
+def fault(codes: Mapping[str, int]) -> int | None:
+    """The return code that means a fault, if there is one. ``codes``: NVML function -> code."""
+    found = (c for call, c in codes.items() if c in BROKEN and (c != UNKNOWN or call in BASIC))
+    return next(found, None)
 
 
 def slowed(reasons: int) -> str:

@@ -26,10 +26,10 @@ class NvmlMemory(KeptUntilBoot, frozen=True):
 class RememberedGpus:
     """The judge of the GPUs, and the file with what it knows of them in this boot."""
 
-    def __init__(self, gpus: int, file: Path) -> None:
-        """``gpus``: the expected number, 0 if unknown."""
+    def __init__(self, gpus: int, interval_s: float, file: Path) -> None:
+        """``gpus``: the expected number, 0 if unknown. ``interval_s``: between two readings."""
         self._kept = KeptFile(file, NvmlMemory, NOT_KEPT, RISK)
-        self.judge = Judge(gpus, self._kept.memory.gpus)
+        self.judge = Judge(gpus, interval_s, self._kept.memory.gpus)
 
     def observe(self, report: NvmlReport, now: float) -> Iterator[Signal]:
         """Signals for what has changed."""

@@ -32,8 +32,9 @@ class Gpu(NamedTuple):
     reasons: int | None = None
     """Bits that give the reasons for the current clocks."""
     temperature: int | None = None
-    slowdown: int | None = None
-    """Celsius; the hardware slows down at the second."""
+    """Degrees Celsius."""
+    below_slowdown: int | None = None
+    """Degrees left until the hardware slows the GPU down; negative when it is hotter than that."""
     links: dict[int, bool] = {}
     """NVLink -> whether it is up; absent where the GPU has none."""
     link_errors: int | None = None

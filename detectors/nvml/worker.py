@@ -97,14 +97,28 @@ def _memory(call: NvmlCall, handle: Any) -> dict[str, Any]:
 
 
 def _clocks(call: NvmlCall, handle: Any) -> dict[str, Any]:
-    threshold = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    temperature = call(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     return {
         "reasons": call(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
-        "temperature": call(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        "slowdown": call(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold),
+        "temperature": temperature,
+        "below_slowdown": _below_slowdown(call, handle, temperature),
         "width": call(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         "max_width": call(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
     }
+
+
+def _below_slowdown(call: NvmlCall, handle: Any, temperature: int | None) -> int | None:
+    """See :class:`Gpu`. From Ada on, NVML counts temperatures down from the highest operating one,
+    and may no longer provide the threshold itself (see nvmlDeviceGetTemperatureThreshold in NVML's
+    reference)."""
+    newer = NvmlCall()  # a GPU or driver that lacks these calls has the older one
+    margin: int | None = newer(nvml.nvmlDeviceGetMarginTemperature, handle)
+    limit = _field(newer, handle, nvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT)
+    if margin is not None and limit is not None:
+        return margin - limit
+    kind = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    threshold: int | None = call(nvml.nvmlDeviceGetTemperatureThreshold, handle, kind)
+    return threshold - temperature if threshold and temperature is not None else None
 
 
 def _links(call: NvmlCall, handle: Any) -> dict[str, Any]:
@@ -134,6 +148,8 @@ def _field(call: NvmlCall, handle: Any, number: int) -> int | None:
         call.codes[f"field {number}"] = values[0].nvmlReturn
         return None
     kind, value = values[0].valueType, values[0].value
+    if kind == nvml.NVML_VALUE_TYPE_SIGNED_INT:
+        return int(value.siVal)
     wide = (nvml.NVML_VALUE_TYPE_UNSIGNED_LONG, nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
     return int(value.ullVal if kind in wide else value.uiVal)
 

@@ -81,10 +81,13 @@ def test_efa_is_judged_by_its_interface(tree):
     assert port.identity == "rdmap0s6/1"
 
 
-def test_efa_without_an_interface_has_no_state(tree):
+def test_efa_without_an_interface_is_up_while_it_is_there(tree):
+    """So its disappearance is a finding."""
     tree.rdma("rdmap0s6", tree.pci("0000:00/0000:00:06.0"), driver="efa")
 
-    assert read(tree)["rdmap0s6/1"].up is None
+    port = read(tree)["rdmap0s6/1"]
+
+    assert (port.medium, port.up) == (Medium.EFA, True)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; c
 typedef struct { unsigned field, scope; long long at, latency; int type, ret; unsigned long long value; } Field;
 typedef struct { void *gpu; unsigned long long type, data; unsigned instance, compute; } Event;
 typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } Sram;
+typedef struct { unsigned version; int degrees; } Margin;
 
 static const char *look(const char *key) {
     static char line[256];
@@ -71,7 +72,7 @@ int nvmlDeviceGetFieldValues(void *h, int n, Field *fields) {
         char name[32];
         snprintf(name, sizeof name, "field%u", fields[i].field);
         const char *found = of(GPU(h), name, "");
-        fields[i].type = 1;
+        fields[i].type = found && *found == '-' ? 5 : 1;  /* a signed or an unsigned int */
         fields[i].ret = found ? 0 : 3;
         fields[i].value = found ? strtoull(found, NULL, 0) : 0;
     }
@@ -96,6 +97,13 @@ int nvmlDeviceGetTemperature(void *h, int sensor, unsigned *t) {
 }
 int nvmlDeviceGetTemperatureThreshold(void *h, int kind, unsigned *t) {
     ENTER(GPU(h)); *t = kind == 1 ? 90 : 95; return 0;
+}
+int nvmlDeviceGetMarginTemperature(void *h, Margin *margin) {
+    ENTER(GPU(h));
+    const char *found = of(GPU(h), "margin", "");
+    if (!found) return 3;
+    margin->degrees = atoi(found);
+    return 0;
 }
 int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *up) {
     ENTER(GPU(h));

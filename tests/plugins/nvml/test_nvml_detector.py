@@ -43,7 +43,8 @@ async def test_a_healthy_host_gives_no_signal(probe):
     gpu = report.gpus[0]
     assert (gpu.recovery, gpu.remap_pending, gpu.remap_failed) == (0, False, False)
     assert (gpu.uncorrected, gpu.sram_threshold, gpu.reasons) == (0, False, 0)
-    assert (gpu.temperature, gpu.slowdown, gpu.width, gpu.max_width) == (40, 90, 16, 16)
+    assert (gpu.temperature, gpu.below_slowdown) == (40, 50)
+    assert (gpu.width, gpu.max_width) == (16, 16)
     assert (gpu.links, gpu.link_errors) == ({}, None)
 
 
@@ -78,7 +79,7 @@ async def test_every_fact_comes_from_its_own_call(probe, script):
         sram_threshold=True,
         reasons=0x48,
         temperature=91,
-        slowdown=90,
+        below_slowdown=-1,
         links={0: True, 1: False},
         link_errors=5,
         width=8,
@@ -94,6 +95,14 @@ async def test_an_old_driver_gives_fewer_facts(probe, script):
     assert gpu.codes["field 230"] == 3
     assert gpu.codes["nvmlDeviceGetRemappedRows"] == 3
     assert gpu.temperature == 40
+
+
+async def test_a_new_gpu_counts_its_temperature_down(probe, script):
+    """Its slow-down lies two degrees beyond the highest operating temperature."""
+    script.put({"margin": 3, "field194": -2})
+    gpu = (await probe.ask(30)).gpus[0]
+
+    assert gpu.below_slowdown == 5
 
 
 async def test_links_whose_state_cannot_be_read_are_unknown(probe, script):

@@ -16,10 +16,11 @@ EVERY_S = 10.0
 
 
 class Host:
-    """Reads every ten seconds."""
+    """Reads every ``every_s`` seconds."""
 
-    def __init__(self, gpus=0, known=()):
-        self.judge = Judge(gpus, known)
+    def __init__(self, gpus=0, known=(), every_s=EVERY_S):
+        self.judge = Judge(gpus, every_s, known)
+        self._every_s = every_s
         self._now = 0.0
 
     def sees(self, times=1, **changes):
@@ -77,7 +78,7 @@ def test_the_recovery_action_is_the_drivers_verdict(host, action, severity):
 
 def test_another_remedy_of_the_same_severity_replaces_the_first():
     """A reset does not help a GPU whose driver has asked for a reboot since."""
-    judge = Judge(0)
+    judge = Judge(0, EVERY_S)
     says = [
         signal.message
         for action in (1, 2, 2)
@@ -115,8 +116,14 @@ def test_an_unsupported_fact_leaves_its_finding(host):
 
 
 def test_an_unknown_error_is_believed_if_it_persists(host):
-    assert host.sees(codes={"f": 999}, times=2) == []
-    assert host.sees(codes={"f": 999}) == [("gpu_broken", FATAL, RAISED)]
+    codes = {"nvmlDeviceGetTemperature": 999}
+
+    assert host.sees(codes=codes, times=2) == []
+    assert host.sees(codes=codes) == [("gpu_broken", FATAL, RAISED)]
+
+
+def test_an_unknown_error_of_a_call_that_not_every_gpu_answers_is_no_fault(host):
+    assert host.sees(codes={"nvmlDeviceGetSramEccErrorStatus": 999}, times=10) == []
 
 
 @pytest.mark.parametrize("fact", ["remap_pending", "remap_failed", "sram_threshold"])
@@ -153,15 +160,22 @@ def test_slow_downs_far_apart_do_not_degrade(host):
         host.sees(reasons=0, times=20)
 
 
+def test_six_slow_readings_in_a_row_degrade_however_long_the_interval():
+    host = Host(every_s=300.0)
+
+    assert host.sees(reasons=0x8, times=5) == []
+    assert host.sees(reasons=0x8) == [("slowed", DEGRADED, RAISED)]
+
+
 def test_a_power_cap_or_idling_is_normal(host):
     assert host.sees(reasons=0x4 | 0x1, times=100) == []
 
 
 def test_overheating_clears_some_degrees_lower(host):
-    assert host.sees(temperature=89, slowdown=90) == []
-    assert host.sees(temperature=90, slowdown=90) == [("hot", WARNING, RAISED)]
-    assert host.sees(temperature=86, slowdown=90) == []
-    assert host.sees(temperature=84, slowdown=90) == [("hot", WARNING, CLEARED)]
+    assert host.sees(temperature=89, below_slowdown=1) == []
+    assert host.sees(temperature=90, below_slowdown=0) == [("hot", WARNING, RAISED)]
+    assert host.sees(temperature=86, below_slowdown=4) == []
+    assert host.sees(temperature=84, below_slowdown=6) == [("hot", WARNING, CLEARED)]
 
 
 def test_a_narrow_pcie_link_counts_only_under_load(host):
