@@ -176,6 +176,15 @@ def test_status_shows_the_cluster_at_a_glance(config, running):
         assert word in done.stdout
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_watching_without_a_terminal_is_refused(config, more):
+    """Rich would draw nothing there, for ever."""
+    done = tmd("status", "--watch", *more, "-c", config)
+
+    assert done.returncode == 2
+    assert "--watch needs a terminal" in done.stderr
+
+
 def test_status_for_programs(config, running):
     """``--json`` has what the table has."""
     status = json.loads(tmd("status", "--json", "-c", config).stdout)
@@ -258,6 +267,25 @@ def test_a_host_is_declared_healthy(config, store, running):
     assert request.by
     assert "no finding nic.down is raised on h1 now; raised: " in done.stderr
     assert unknown.returncode == 1
+
+
+def test_a_full_folder_for_temporary_files_is_a_sentence(config):
+    """And is not blamed on the working folder."""
+    limited = (
+        "import tempfile; tempfile._candidate_tempdir_list = list\nimport tmd.cli as c; c.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "scan", "-c", config],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=ENVIRONMENT,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("tmd: ")
+    assert "No usable temporary directory" in done.stderr
+    assert "working folder" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -395,7 +423,7 @@ def test_a_policy_that_fails_is_explained(config, tmp_path):
     points = "[tmd.policies]\nwords = words:Words\n"
     (tmp_path / "words-1.dist-info" / "entry_points.txt").write_text(points)
     recorded = tmp_path / "view.json"
-    recorded.write_text("{}")
+    recorded.write_text('{"hosts": []}')
     env = {"PYTHONPATH": str(tmp_path), "TMD_POLICIES__ENABLED": '["words", "replace_failed"]'}
     done = tmd("policy", "explain", "--view", recorded, "-c", config, env=env)
 
@@ -403,6 +431,15 @@ def test_a_policy_that_fails_is_explained(config, tmp_path):
     assert "policy words failed, its verdicts are ignored" in done.stdout
     assert "'drain it'" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_file_that_is_no_recorded_view_is_refused(config, tmp_path):
+    recorded = tmp_path / "view.json"
+    recorded.write_text('{"name": "package"}')
+    done = tmd("policy", "explain", "--view", recorded, "-c", config)
+
+    assert done.returncode == 1
+    assert "is not a view in the format of 'tmd status --json': there are no 'hosts'" in done.stderr
 
 
 def test_a_recorded_view_is_explained(config, store, spare, tmp_path):
@@ -504,6 +541,33 @@ def test_drain_can_wait(config, store, running):
     assert "h1 holds no rank" in done.stdout
 
 
+def test_a_host_that_a_plan_gives_a_rank_is_not_free(config, store, running):
+    """Its operator would switch it off as it takes the rank."""
+    before = record("h1", "h2")
+    move = Move(rank=0, leaver=member("h1"), joiner=member("h3"))
+    moving = structs.replace(before.plan, moves=(move,), timeline=(Mark(Phase.PREPARE, 1.0),))
+    new = structs.replace(values.record("h3", "h2").membership, epoch=2)
+    moving = structs.replace(moving, id="p2", phase=Phase.PREPARE, new=new)
+    live = structs.replace(before, plan=moving, history=(), revision=2)
+    store(lambda s: s.put_host(HostStatus("h3", "i", at=time.time()), ttl_s=60, wake=False))
+    store(lambda s: s.put_job(live, expected=1))
+    done = tmd("drain", "h3", "--wait", "--timeout", "4", "-c", config)
+
+    assert done.returncode == 1
+    assert "h3 may still hold or get a rank after 4 s" in done.stderr
+
+
+def test_a_host_whose_record_redis_has_lost_is_not_free(config, store, running):
+    """Its worker still says which rank it holds."""
+    status = structs.replace(worker_status("h3/other/0.a"), activity=Activity.TRAINING, rank=0)
+    seen = HostStatus("h3", "i", workers=(status,), at=time.time())
+    store(lambda s: s.put_host(seen, ttl_s=60, wake=False))
+    done = tmd("drain", "h3", "--wait", "--timeout", "4", "-c", config)
+
+    assert done.returncode == 1
+    assert "h3 may still hold or get a rank after 4 s" in done.stderr
+
+
 def test_pause_and_resume(config, store):
     """Both are stored, and the status shows a pause."""
     tmd("pause", "-c", config)
@@ -565,6 +629,15 @@ def test_draining_while_paused_is_said(config, store, running):
     paused = tmd("drain", "h1", "-c", config)
     assert paused.returncode == 3
     assert "paused" in paused.stderr
+
+
+def test_a_host_without_a_rank_is_drained_also_while_paused(config, store, running):
+    store(lambda s: s.set_paused(True))
+    store(lambda s: s.put_host(HostStatus("h3", "i", at=time.time()), ttl_s=60, wake=False))
+    done = tmd("drain", "h3", "--wait", "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    assert "h3 holds no rank" in done.stdout
 
 
 def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
@@ -722,6 +795,13 @@ def test_config_show_masks_secrets_and_names_origins(config):
     assert "ttl_s = 12.0  # TMD_LEADER__TTL_S" in shown
     assert f'name = "h1"  # {config}' in shown
     assert "renew_s = 3.0  # default" in shown
+
+
+def test_config_show_names_the_variable_that_gives_a_whole_table(config):
+    env = {"TMD_DETECTORS__NIC": '{"enabled": false}'}
+    shown = tmd("config", "show", "--origin", "-c", config, env=env).stdout
+
+    assert "enabled = false  # TMD_DETECTORS__NIC" in shown
 
 
 def test_config_show_is_a_configuration(config, tmp_path):

@@ -241,6 +241,13 @@ def test_mistakes_are_a_sentence_and_a_status(config, arguments, code, sentence)
     assert "Traceback" not in done.stderr
 
 
+def test_a_dry_run_of_clear_is_refused_and_clears_nothing(config):  # noqa: F811
+    done = tmd("inject", "--clear", "--dry-run", "-c", config)
+
+    assert done.returncode == 2
+    assert "--clear takes only a CODE and an entity" in done.stderr
+
+
 def test_the_shell_completes_how_codes_begin():
     typed = {"_TMD_COMPLETE": "complete_bash", "COMP_WORDS": "tmd inject n", "COMP_CWORD": "2"}
     program = Path(sys.executable).with_name("tmd")

@@ -197,6 +197,13 @@ def test_a_dry_run_prints_the_unit_and_installs_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_option_before_the_verb_names_the_configuration_of_the_unit(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    text = tmd("--config", own, "systemd", "install", "--dry-run").stdout
+
+    assert f"TMD_CONFIG={own}" in text
+
+
 def test_a_python_that_a_link_leads_to_is_warned_of_as_well(tmp_path: Path) -> None:
     """As that of a virtual environment in /opt whose Python is in a home folder."""
     (tmp_path / "tmd.toml").symlink_to("/root/tmd.toml")

@@ -160,6 +160,25 @@ def test_detectors_run_prints_signals_until_it_is_told_to_end(config, tmp_path, 
     assert "Traceback" not in errors
 
 
+def test_a_reader_that_goes_away_is_no_failure_of_the_detector(config, tmp_path):
+    """As with ``| head -1``."""
+    check = tmp_path / "flickering"
+    check.write_text(f"#!/bin/sh\n{says('$(($(date +%N | cut -c 3) % 2))')}\n")
+    check.chmod(0o755)
+    with running(config(str(check))) as child:
+        try:
+            child.stdout.readline()
+            child.stdout.close()
+            status = child.wait(timeout=30)
+            errors = child.stderr.read()
+        finally:
+            child.kill()
+
+    assert status == 1
+    assert "detector failed" not in errors
+    assert "Traceback" not in errors
+
+
 def test_detectors_run_for_people(config, tmp_path):
     with running(config(script(tmp_path, 1))) as child:
         try:
@@ -230,6 +249,16 @@ def test_doctor_asks_nvml_for_the_version_of_the_driver(monkeypatch, driven):
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
 
     assert driver_version() == ("580.65.06" if driven else "")
+
+
+def test_doctor_reports_the_rest_beside_a_broken_detector(config, tmp_path):
+    bundle = tmp_path / "bundle.tar.gz"
+    done = tmd("doctor", "--bundle", bundle, "-c", config(more="[detectors.typo]\nkey = 1\n"))
+
+    assert done.returncode == 1
+    assert "FAIL  detectors             [detectors.typo]" in done.stdout
+    assert "state folder" in done.stdout
+    assert bundle.exists()
 
 
 def test_doctor_finds_a_redis_that_is_away(config, tmp_path):

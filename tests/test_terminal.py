@@ -173,6 +173,13 @@ def test_a_name_in_the_configuration_is_refused_by_its_key(tmp_path, section, ke
     env["TMD_REDIS__URL"] = f"unix://{tmp_path}/gone"
     status, out, error = output_of(*verb.split(), "-c", path, env=env)
 
+    if (verb, key) == ("doctor", "checks"):
+        # It says all that it finds, and this is one of its findings.
+        assert status == 1
+        assert "FAIL  detectors" in out
+        assert "[detectors.exec]" in out
+        assert "\\x1b" in out
+        return
     if (verb, key) == ("config show", "checks"):
         # Its own keys only a detector itself knows; here they are shown as what they are.
         assert tomllib.loads(out)["detectors"]["exec"]["checks"][0]["name"] == json.loads(IN_TOML)
@@ -302,6 +309,17 @@ def test_json_is_json_in_every_encoding(encoding):
 
     assert json.loads(first) == json.loads(rest) == text
     assert "\x1b" not in lines
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_table_is_shown_in_every_encoding(encoding):
+    raw = io.BytesIO()
+    with contextlib.redirect_stdout(io.TextIOWrapper(raw, encoding=encoding)):
+        output.draw(output.table(("what",), [("to be continued\u2026 \U0001f600",)]))
+        sys.stdout.flush()
+        shown = raw.getvalue().decode(encoding)
+
+    assert "to be continued\\u2026 \\U0001f600" in shown
 
 
 def test_an_output_that_takes_nothing_is_an_error_in_one_sentence():

@@ -448,11 +448,12 @@ def test_a_selector_names_labels(selector: str, labels: dict[str, str | None] | 
 
 
 def test_where_it_says_that_it_is_alive_is_an_address() -> None:
-    """A port alone is one of the loopback, as elsewhere."""
+    """A port alone is one of the loopback, as elsewhere. It becomes a part of a URL."""
     with pytest.raises(ConfigError, match="--liveness 'x': write host:port"):
         liveness_at("x")
 
     assert (liveness_at(""), liveness_at("81")) == ("", "127.0.0.1:81")
+    assert liveness_at("[::]:81") == "[::]:81"
 
 
 # --- the API server of the tests ------------------------------------------------------------------

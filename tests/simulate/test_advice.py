@@ -73,7 +73,7 @@ def test_a_hot_standby_that_gains_more_is_chosen() -> None:
     lines = list(sentences(found, JOB, COSTS))
 
     assert lines[0] == "Keep 1 hot standby."
-    assert "If they were warm, the job would have 2.00 useful hours fewer." in lines
+    assert "With warm standbys instead, the job would have 2.00 useful hours fewer." in lines
 
 
 def test_rivals_are_compared_by_the_price_of_the_same_work() -> None:

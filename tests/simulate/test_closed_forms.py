@@ -15,7 +15,7 @@ HOUR = 3600.0
 
 
 def table(mtbf_h: float) -> Table:
-    """One component that fells a host after ``mtbf_h`` hours on the average."""
+    """One component that fells a host after ``mtbf_h`` hours on average."""
     return Table("made up", 1, mtbf_h / 24, (Component("c", 1, Fells.HOST),))
 
 

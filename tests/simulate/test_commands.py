@@ -51,7 +51,7 @@ def test_advise_says_why_in_sentences(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert "Keep 2 warm standbys." in printed
     assert "The last of them gains" in printed
-    assert "2 traces; failures: The Llama 3 Herd of Models" in printed
+    assert "Averaged over 2 traces; failures: The Llama 3 Herd of Models" in printed
 
 
 def test_advise_gives_the_same_facts_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,18 +86,29 @@ def test_a_price_of_nothing_is_refused() -> None:
         ({"methods": "warm,cold"}, "--methods: no method 'cold'; there are restart"),
         ({"methods": "hot", "standbys": 0}, "--standbys 0: a job with hot standbys has at least 1"),
         ({"chart_file": Path("lost.png")}, "--chart lost.png: only SVG can be drawn"),
+        ({"chart_file": Path("/lost/it.svg")}, "--chart /lost/it.svg: there is no folder /lost"),
         ({"hosts": 10, "replica_hosts": 4}, "--replica-hosts 4: 10 hosts cannot be divided"),
         ({"mtbf_h": 0.0}, "--mtbf-h 0: give hours above 0"),
         ({"failures": "mine"}, "--failures: there is no table 'mine'"),
         ({"cost": ["step_s"]}, "--cost step_s: write it as step_s=4.5"),
         ({"cost": ["step=3"]}, "--cost: there is no cost 'step'"),
         ({"costs": "mine.toml"}, "cannot read mine.toml"),
+        (
+            {"costs": "bnch"},
+            "--costs bnch: there is no such file, nor such a set: bench, published",
+        ),
     ],
 )
 def test_wrong_options_are_refused_with_the_remedy(asked: dict, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         simulate(**asked)
     assert said in str(refused.value)
+
+
+def test_a_folder_in_place_of_the_chart_is_refused_before_the_simulation(tmp_path: Path) -> None:
+    (tmp_path / "it.svg").mkdir()
+    with pytest.raises(ConfigError, match="this is a folder"):
+        simulate(chart_file=tmp_path / "it.svg")
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

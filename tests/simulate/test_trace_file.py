@@ -37,6 +37,11 @@ def test_hosts_stand_for_places_in_the_order_in_which_they_appear(tmp_path: Path
     )
 
 
+def test_a_file_as_spreadsheets_write_it_is_read(tmp_path: Path) -> None:
+    """It begins with a byte order mark."""
+    assert len(read_back(tmp_path, "\ufeff" + CSV)) == 3
+
+
 def test_json_lines_are_read_too(tmp_path: Path) -> None:
     text = '{"at_h": 1, "place": 1, "fells": "worker"}\n\n{"at_h": 2, "fells": "job"}\n'
     found = read_back(tmp_path, text, "trace.jsonl")
@@ -56,6 +61,7 @@ def test_json_lines_are_read_too(tmp_path: Path) -> None:
         ("at_h,host\n1,\n", "line 2: give either 'place' or 'host'"),
         ("at_h,place\n1,-2\n", "line 2: place = -2: places count from 0"),
         ("at_h,host\n1,a\n1,b\n1,c\n1,d\n", "line 5: d is host 4 of the file"),
+        ("at_h,place\n1,2\n1,3\n", "line 3: place = 3, but the job has 3 hosts with its standbys"),
         ("at_h,host,fells,warned\n1,a,worker,drain\n", "line 2: only a fault that fells a host"),
         ("at_h,host\n1,a\n2," + "b" * 131_073, "line 3: field larger than field limit (131072)"),
         ("h" * 131_073 + "\n1\n", "line 1: field larger than field limit (131072)"),

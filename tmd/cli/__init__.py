@@ -1,7 +1,8 @@
 """The command ``tmd``: thin verbs over the parts below.
 
-Heavy imports wait until a verb runs, so that help and completion are fast. Exit status: 0 done,
-1 failed, 2 wrong usage or configuration. An error is one sentence with the next step.
+Heavy imports wait until a verb runs, so that help and completion are fast. Exit status: 0 success,
+1 failure, 2 wrong usage or configuration, 130 interrupted. A verb that differs says so. An error is
+one sentence with the next step.
 """
 
 from __future__ import annotations
@@ -172,13 +173,14 @@ def main() -> None:
         _fail(error, FAILED)
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
-    except BrokenPipeError:
-        _print_no_more()
     except ExceptionGroup as group:
         if group.split(BrokenPipeError)[1] is not None:
             raise
         _print_no_more()
+        raise SystemExit(FAILED) from None  # as Typer ends a verb whose output is a closed pipe
     except UnicodeEncodeError as error:
+        if all(map(_is_utf8, sys.argv)):
+            raise
         _fail(f"an argument is not valid UTF-8: {error.object!a}", USAGE)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -186,12 +188,25 @@ def main() -> None:
             _fail(f"the output cannot be written: {os_reason(error)}", FAILED)
         if error.errno not in UNREACHABLE:
             raise
-        place = error.filename or "the working folder"
-        _fail(f"{place} cannot be used: {os_reason(error)}", USAGE)
+        if error.filename is None and _has_working_folder():
+            _fail(os_reason(error), FAILED)
+        _fail(f"{error.filename or 'the working folder'} cannot be used: {os_reason(error)}", USAGE)
+
+
+def _is_utf8(argument: str) -> bool:
+    return argument.encode(errors="replace") == argument.encode(errors="surrogateescape")
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _print_no_more() -> None:
-    """The reader of the output (``| head``) is gone, or its disk is full."""
+    """Send further output to ``/dev/null``: nobody reads it (``| head``), or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -99,5 +99,7 @@ def check_folder(option: str, file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"{option} {file}: there is no folder {folder}")
+    if file.is_dir():
+        raise ConfigError(f"{option} {file}: this is a folder; give the name of a file")
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"{option} {file}: you may not write to {folder}")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tmd.core.worker.carrier import CudaFacts
 
 CLOCK_S = 1.0
-"""A larger difference to the clock of Redis makes displayed times misleading. Findings bear the
-clock of their host, and 'tmd resume' that of Redis."""
+"""A larger difference to the clock of Redis makes displayed times misleading: a finding has the
+time of its host, 'tmd resume' that of Redis."""
 
 
 class Point(Struct, frozen=True):
@@ -245,7 +245,12 @@ def _can_load(library: str) -> bool:
 def _detectors(settings: Settings) -> Iterator[Point]:
     from tmd.daemon.plugins import load_detectors
 
-    for found in load_detectors(settings):
+    try:
+        detectors = load_detectors(settings)
+    except (ConfigError, PluginError) as error:
+        yield Point("detectors", False, True, str(error))
+        return
+    for found in detectors:
         try:
             why_not = found.why_not()
             sources = "" if why_not else found.sources()

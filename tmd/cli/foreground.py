@@ -44,6 +44,9 @@ class Listening(Watcher):
         super().__init__(host, "foreground", detectors, Roster(), sinks)
         self._hear = hear
         self._memory = journal
+        self.stop = asyncio.Event()
+        self.unheard: OSError | None = None
+        """Why the signals can no longer be passed on, for instance to a closed pipe."""
 
     def close(self) -> None:
         """Call after :meth:`run` has ended."""
@@ -52,7 +55,12 @@ class Listening(Watcher):
     def fold(
         self, signal: Signal, detector: str, strategy: Strategy, rules: FindingRules = AT_ONCE
     ) -> bool:
-        self._hear(detector, signal)
+        if self.unheard is None:
+            try:
+                self._hear(detector, signal)
+            except OSError as error:  # it is no failure of the detector
+                self.unheard = error
+                self.stop.set()
         return super().fold(signal, detector, strategy, rules)
 
 
@@ -66,6 +74,7 @@ def watch(
 
     Raises:
         CutShort: a signal came before ``seconds`` were over.
+        OSError: ``hear`` raised it.
     """
     logs.configure(Log(level="error"), host=settings.host.name)
     with tempfile.TemporaryDirectory(prefix="tmd-scan-") as folder:
@@ -82,21 +91,20 @@ def _copied(loaded: LoadedDetector, folder: Path) -> LoadedDetector:
 
 
 async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]:
-    stop = asyncio.Event()
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
         received.append(number)
-        stop.set()
+        watcher.stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
     running = asyncio.create_task(watcher.run())
-    running.add_done_callback(lambda _: stop.set())
+    running.add_done_callback(lambda _: watcher.stop.set())
     try:
         async with asyncio.timeout(seconds):
-            await stop.wait()
+            await watcher.stop.wait()
     except TimeoutError:
         pass
     if running.done():
@@ -105,6 +113,8 @@ async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     watcher.close()
+    if watcher.unheard is not None:
+        raise watcher.unheard
     if received and seconds is not None:
         raise CutShort(received[0])
     return raised

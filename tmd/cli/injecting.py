@@ -26,7 +26,7 @@ ANSWER_S = 10.0
 HOST = "host"
 
 SwitchOption = Annotated[
-    str, typer.Option(help="In place of --entity: PCI address of an NVSwitch, '0000:05:00.0'.")
+    str, typer.Option(help="PCI address of an NVSwitch, '0000:05:00.0', in place of --entity.")
 ]
 
 
@@ -57,7 +57,9 @@ def inject(
     entity: Annotated[
         str, typer.Option(help="Entity of the finding: 'nic:eth0', a worker. [default: host]")
     ] = "",
-    gpu: Annotated[str, typer.Option(help="Instead: PCI address of a GPU, '0000:3b:00.0'.")] = "",
+    gpu: Annotated[
+        str, typer.Option(help="PCI address of a GPU, '0000:3b:00.0', in place of --entity.")
+    ] = "",
     switch: SwitchOption = "",
     severity: Annotated[
         Severity | None, typer.Option(help="[default: warning; for an XID, as in its table]")
@@ -66,11 +68,14 @@ def inject(
         str, typer.Option(help="Message; for an XID the driver's text after the number.")
     ] = "",
     for_s: Annotated[
-        float, typer.Option("--for", min=0, help="Seconds until it clears; 0: with the daemon.")
+        float,
+        typer.Option("--for", min=0, help="Seconds until it clears; 0: with the daemon's end."),
     ] = 600.0,
     clear: Annotated[
         bool,
-        typer.Option("--clear", help="Clear injected findings, all or of CODE or a detector."),
+        typer.Option(
+            "--clear", help="Clear the injected findings: all, or those of CODE or of a detector."
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
@@ -84,6 +89,8 @@ def inject(
     from tmd.config import load
 
     settings, about = load(config), _about(entity, gpu, switch)
+    if clear and (dry_run or severity is not None or message):
+        raise ConfigError("--clear takes only a CODE and an entity: leave out the other options")
     if clear:
         full = _numbered(code, number)
         return _print_ended(_ask(settings, wire.Withdraw(wire.VERSION, full, about)), as_json)

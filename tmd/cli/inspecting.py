@@ -171,8 +171,10 @@ def _toml(value: Any) -> str:
 def _origin(
     path: tuple[str, ...], in_file: dict[str, Any], file: str, named: dict[tuple[str, ...], str]
 ) -> str:
-    if path in named:
-        return named[path]
+    # A variable may give a single key or a whole table.
+    for length in range(len(path), 0, -1):
+        if path[:length] in named:
+            return named[path[:length]]
     found: Any = in_file
     for part in path:
         if not isinstance(found, dict) or part not in found:

@@ -15,6 +15,7 @@ import typer
 
 from tmd import __version__
 from tmd.cli import manual, shipped
+from tmd.cli.common import ConfigOption
 from tmd.cli.inspecting import config
 from tmd.cli.output import say, say_lines, say_page
 
@@ -72,19 +73,20 @@ def init(
 @systemd.command("install")
 def install_systemd(
     to: Annotated[Path, typer.Option(help="Folder for the unit.")] = Path("/etc/systemd/system"),
-    settings: Annotated[
-        Path, typer.Option("--config", "-c", help="Configuration file of the daemon.")
-    ] = Path(shipped.FOLDER) / "tmd.toml",
+    settings: ConfigOption = None,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Install the unit tmd.service, for the Python environment that runs this command."""
+    from tmd.config import DEFAULT_FILE, find_file
+
     python = Path(sys.executable)
     has_program = (python.parent / "tmd-daemon").exists()
     command = shipped.daemon_command(python, has_program=has_program)
-    unit = shipped.unit(to.absolute(), command, settings.absolute())
+    file = (find_file(settings) or DEFAULT_FILE).absolute()
+    unit = shipped.unit(to.absolute(), command, file)
     _warn_of_hidden(python, "install tmd with a Python elsewhere, for example in /opt/tmd")
-    _warn_of_hidden(settings.absolute(), "move it elsewhere, for example to /etc/tmd")
+    _warn_of_hidden(file, "move it elsewhere, for example to /etc/tmd")
     if dry_run:
         say_page(unit.text)
     _write((unit,), force=force, dry_run=dry_run)

@@ -23,7 +23,8 @@ RUNBOOK = "docs/operate/runbook.md"
 """Where to read on if nobody has said where the documentation is served: in the source tree."""
 LABEL = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
-"""Names and values of labels, as the API server accepts them, but for their lengths."""
+"""Names and values of labels, as the API server accepts them. The limits on length are not
+checked."""
 
 kubernetes = typer.Typer(help="Work together with Kubernetes.", no_args_is_help=True)
 
@@ -65,7 +66,8 @@ def run(
     docs: DocsOption = "",
     liveness: Annotated[str, typer.Option(help="host:port that answers GET /healthz.")] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look once and change nothing; print what would be.")
+        bool,
+        typer.Option("--dry-run", help="Look once; print the changes and make none."),
     ] = False,
 ) -> None:
     """Turn cordoned nodes and DrainRequests of NVSentinel into drains of tmd, and findings of tmd
@@ -110,10 +112,10 @@ def labels_of(selector: str) -> dict[str, str | None]:
 
 
 def liveness_at(listen: str) -> str:
-    """host:port of ``--liveness``; empty if it is.
+    """The address in ``--liveness``; empty if none was given.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is not host:port.
     """
     from tmd.sections import place
 
@@ -121,4 +123,7 @@ def liveness_at(listen: str) -> str:
         address = place(listen)
     except ValueError as error:
         raise ConfigError(f"--liveness '{listen}': {in_words(error)}") from None
-    return "" if address is None else "{}:{}".format(*address)
+    if address is None:
+        return ""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

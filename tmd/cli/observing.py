@@ -96,7 +96,7 @@ def scan(
 
     settings = load(config)
     found = load_detectors(settings)
-    reasons = {d.origin.name: d.why_not() for d in found}
+    reasons = {d.origin.name: _why_unused(d) for d in found}
     unused = {name: reason for name, reason in reasons.items() if reason is not None}
     try:
         alerts = watch(settings, found, lambda *_: None, seconds)
@@ -112,6 +112,14 @@ def scan(
     status = health(alerts)
     if status:
         raise typer.Exit(status)
+
+
+def _why_unused(detector: LoadedDetector) -> str | None:
+    """Why it does not run here. One that cannot say is run, and fails with a finding."""
+    try:
+        return detector.why_not()
+    except PluginError:
+        return None
 
 
 def health(alerts: tuple[Alert, ...]) -> int:

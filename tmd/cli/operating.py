@@ -47,13 +47,13 @@ def drain(
         float, typer.Option(min=0, help="With --wait: the longest wait in seconds.")
     ] = 600.0,
 ) -> None:
-    """Move all ranks off HOST while training continues. It gets none until 'tmd undrain HOST', not
-    even after a loss with no other standby left (but see --soft).
+    """Move all ranks off HOST while training continues. HOST gets no rank until 'tmd undrain HOST',
+    not even after a loss for which there is no other standby, unless --soft is given.
 
     Exit status 3: the drain is requested, but nothing moves now, because the cluster is paused or
     no standby is fit; the reason is printed."""
     from tmd.core.values.requests import DrainRequest
-    from tmd.core.values.view_checks import unknown_host
+    from tmd.core.values.view_checks import jobs_by_host, unknown_host
 
     async def ask(store: RedisStore, settings: Settings) -> None:
         view = await store.snapshot()
@@ -67,7 +67,7 @@ def drain(
             return
         await store.drain(request)
         say(f"drain of {host} requested")
-        if view.paused:
+        if view.paused and host in jobs_by_host(view):
             say("the cluster is paused: nothing moves until 'tmd resume'", err=True)
             raise typer.Exit(STUCK)
         if wait:
@@ -107,7 +107,7 @@ def set_healthy(
     ] = "",
 ) -> None:
     """Clear the findings of HOST and lift its ban. Requester and time are recorded in 'tmd events'.
-    A detector reports a finding once: it is raised again only if it recurs."""
+    A finding is raised again only if the fault recurs."""
     from tmd.core.values.requests import HealthyRequest
     from tmd.core.values.view_checks import unknown_host
 
@@ -134,13 +134,16 @@ def forget(
     job: Annotated[str, typer.Argument(help="Name of the job, as in 'tmd status'.")],
     config: ConfigOption = None,
 ) -> None:
-    """Give up JOB, which no host runs any more, so that its name is free for a new run, or take a
-    job that has ended off the list. tmd never gives up a job by itself because its hosts are
-    silent: it may still be training. Its workers then end as soon as their hosts reach Redis again.
-    Refused while a host reports a worker."""
+    """Give up JOB, which no host runs any more: its name is free for a new run. A job that has
+    ended is taken off the list.
+
+    tmd never gives up a silent job by itself, since it may still be training. If it is, its workers
+    end when their hosts reach Redis again. Refused while a host reports a worker of JOB."""
     from tmd.core.planning.planning import given_up
     from tmd.core.values.errors import Conflict
     from tmd.core.values.view_checks import ENDED, too_new
+
+    changed = f"{job} has just changed: check 'tmd status', and try again"
 
     async def ask(store: RedisStore, _: Settings) -> None:
         view = await store.snapshot()
@@ -160,12 +163,12 @@ def forget(
             )
         if record.state in ENDED:
             if not await store.unlist_job(record):
-                raise TmdError(f"{job} has just changed: check 'tmd status', and try again")
+                raise TmdError(changed)
             return say(f"{job} is no longer listed")
         try:
             await store.put_job(given_up(record, user()), expected=record.revision)
         except Conflict as error:
-            raise TmdError(f"{job} has just changed: check 'tmd status', and try again") from error
+            raise TmdError(changed) from error
         silent = sorted({m.host for m in record.membership.members if view.host(m.host) is None})
         say(f"{job} given up" + (f"; silent: {', '.join(silent)}" if silent else ""))
 
@@ -195,28 +198,34 @@ def resume(config: ConfigOption = None) -> None:
 
 
 async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> None:
+    """Return once ``host`` has held no rank, and none has been on its way there, for a while: a
+    leader may still decide on what it read before the drain, and Redis may have lost a record."""
+    from tmd.core.planning.free_hosts import GONE_S, SETTLED_S, is_free
     from tmd.core.values.view_checks import jobs_by_host
 
     printed: set[str] = set()
     stuck_since: float | None = None
+    free_since: float | None = None
     holds = False
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                view = await snapshot_when_back(store, printed)
+                view, now = await snapshot_when_back(store, printed), time.monotonic()
                 _refuse_unreadable(view)
-                if not (records := jobs_by_host(view).get(host)):
-                    break
-                holds = True
-                for record in records:
+                for record in jobs_by_host(view).get(host, ()):
+                    holds = True
                     _show_progress(record, printed)
-                why, now = _obstacles(view, host), time.monotonic()
+                free_since = (free_since or now) if is_free(view, host) else None
+                settle_s = SETTLED_S if view.host(host) is not None else GONE_S
+                if free_since is not None and now - free_since >= settle_s:
+                    break
+                why = _obstacles(view, host)
                 stuck_since = (stuck_since or now) if why else None
                 if stuck_since is not None and now - stuck_since >= SETTLE_S:
-                    _give_up(host, why)
+                    _exit_stuck(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        known = f"{host} still holds ranks" if holds else f"it is not known whether {host} is empty"
+        known = f"{host} still holds ranks" if holds else f"{host} may still hold or get a rank"
         raise TmdError(
             f"{known} after {timeout_s:g} s; the drain remains requested, "
             "'tmd status' shows what it waits for"
@@ -243,7 +252,7 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
         async with asyncio.timeout(2 * SETTLE_S):
             while why := _obstacles(await snapshot_when_back(store, printed), host):
                 if time.monotonic() >= until:
-                    _give_up(host, why)
+                    _exit_stuck(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         say("whether ranks move is not known: check 'tmd status'", err=True)
@@ -258,7 +267,7 @@ def _obstacles(view: ClusterView, host: str) -> list[str]:
     return [f"{r.job}: {why}" for r in records if (why := obstacle(r, view, host))]
 
 
-def _give_up(host: str, why: list[str]) -> NoReturn:
+def _exit_stuck(host: str, why: list[str]) -> NoReturn:
     for line in why:
         say(line, err=True)
     say(

@@ -10,7 +10,7 @@ import codecs
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from tmd.core.values.printable import ascii_json, only_ascii_json, printable, printable_lines
 
@@ -53,7 +53,8 @@ def cell(text: str, style: str = "") -> Text:
     """Text for a table cell, without markup."""
     from rich.text import Text
 
-    return Text(printable(text), style=style)
+    # Escaped here already, since Rich lays out the table by the lengths of its cells.
+    return Text(_encodable(printable(text), sys.stdout), style=style)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str = "") -> Table:
@@ -87,7 +88,8 @@ def console(*, markup: bool = False, stderr: bool = False) -> Console:
             self, renderable: RenderableType, options: ConsoleOptions | None = None
         ) -> Iterator[Segment]:
             for text, style, control in super().render(renderable, options):
-                yield Segment(text if control else printable_lines(text), style, control)
+                shown = text if control else _encodable(printable_lines(text), self.file)
+                yield Segment(shown, style, control)
 
     return Plain(markup=markup, stderr=stderr, emoji=False, highlight=False)
 
@@ -118,6 +120,10 @@ def _write_json(text: str) -> None:
 
 def _write(text: str, err: bool) -> None:
     stream: TextIO = sys.stderr if err else sys.stdout
-    encoding = stream.encoding or "utf-8"
-    # Characters that the terminal's encoding lacks are escaped, too.
-    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    print(_encodable(text, stream), file=stream, flush=True)
+
+
+def _encodable(text: str, stream: IO[str]) -> str:
+    """``text``, in which the characters that the encoding of ``stream`` lacks are escaped."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

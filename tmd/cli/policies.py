@@ -54,7 +54,10 @@ def _read(file: Path) -> ClusterView:
     from tmd.core.values.model import ClusterView
 
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ClusterView)
+        values = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        if "hosts" not in values:  # any other object would pass: all fields have defaults
+            raise msgspec.ValidationError("there are no 'hosts'")
+        return msgspec.convert(values, ClusterView)
     except OSError as error:
         raise TmdError(f"cannot read {file}: {os_reason(error)}") from None
     except UNREADABLE as error:

@@ -11,6 +11,7 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, with_store
 from tmd.cli.output import add, cell, console, draw, print_json, table
+from tmd.core.values.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -39,6 +40,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh continuously.")] = False,
 ) -> None:
     """Show hosts, ranks, alerts and migrations."""
+    if watch and (as_json or not console().is_terminal):
+        raise ConfigError("--watch needs a terminal, and excludes --json: run 'tmd status' again")
 
     async def show(store: RedisStore, settings: Settings) -> None:
         if as_json:

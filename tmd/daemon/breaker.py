@@ -81,6 +81,8 @@ async def end_pause(store: Store, by: str, host: str) -> bool:
         clock = await store.clock()
         at = max(clock, min(before.at, clock + CLOCK_SKEW_S))
         breaker = Breaker(open=False, reason=before.reason, at=at, by=by, counted=ahead(view, at))
+        # The alert first: if the store fails in between, the breaker is still open, and the next
+        # `tmd resume` does both.
         await store.publish_alert(breaker_alert(breaker, host, opened_at=before.at))
         await store.set_breaker(breaker)
     await store.set_paused(False)

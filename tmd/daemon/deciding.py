@@ -19,8 +19,7 @@ from msgspec import structs
 
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, why_not_formed
-from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import steer
+from tmd.core.planning.planning import held_by_pause, steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
@@ -190,8 +189,8 @@ class Decider:
             wanted=self._shadow_goals,
             silences=silences,
         )
-        if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
-            self._log_once(job, f"the cluster is paused: plan {_plan_id(after)} is not opened")
+        if held_by_pause(record, after, view):
+            self._log_once(job, "the cluster is paused: no plan is opened until 'tmd resume'")
             return record
         return after
 
@@ -216,7 +215,3 @@ def log_decision(before: JobRecord | None, after: JobRecord) -> None:
         if plan.rollback is not None:
             fields["rollback"] = plan.rollback.sentence
     log.info("decided", **fields)
-
-
-def _plan_id(record: JobRecord) -> str:
-    return record.plan.id if record.plan else ""

@@ -40,7 +40,8 @@ class Option(Struct, frozen=True):
     useful_hour: float
     """Price of an hour of undisturbed training of the whole job."""
     gained_h: float
-    """Useful hours more than with one standby less; 0 for the fewest of its method."""
+    """Useful hours gained over the setup with one standby fewer. The first hot standby is compared
+    with no standby; 0 for a setup without standbys."""
     worth: float
     """Price of ``gained_h`` without a standby."""
     price: float
@@ -189,7 +190,7 @@ def _what(best: Option) -> str:
 def _why(advice: Advice) -> Iterator[str]:
     best, hours = advice.best, advice.best.outcome.hours
     yield (
-        f"In {hours:g} h the job and its standbys meet {advice.faults:.1f} faults on the average. "
+        f"In {hours:g} h the job and its standbys meet {advice.faults:.1f} faults on average. "
         f"The goodput is {best.outcome.goodput:.2%} ({best.least:.2%} to {best.greatest:.2%}), and "
         f"an hour of undisturbed training costs {best.useful_hour:,.2f}."
     )
@@ -217,10 +218,10 @@ def _kinds(advice: Advice) -> Iterator[str]:
         return
     hours = other.outcome.useful - best.outcome.useful
     yield (
-        f"If they were {method}, the job would have {abs(hours):.2f} useful hours "
+        f"With {method} standbys instead, the job would have {abs(hours):.2f} useful hours "
         f"{'more' if hours > 0 else 'fewer'}."
         if abs(hours) >= 0.005
-        else f"If they were {method}, it would make no difference that shows."
+        else f"With {method} standbys instead, the result would be the same."
     )
 
 

@@ -68,7 +68,8 @@ def advise(
     for sentence in reasons:
         output.say(sentence)
     output.draw(_table(advice, job.hosts))
-    output.say(f"{len(traces)} traces; failures: {source.name}.")
+    drawn = "1 trace" if len(traces) == 1 else f"{len(traces)} traces"
+    output.say(f"Averaged over {drawn}; failures: {source.name}.")
     tables.say_costs(sourced)
 
 

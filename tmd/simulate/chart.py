@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from tmd.cli.common import check_folder
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import os_reason
 from tmd.simulate.tables import SHORT
@@ -29,12 +30,11 @@ def check(file: Path) -> None:
     """Before a long run.
 
     Raises:
-        ConfigError: ``file`` is no SVG by its name, or its folder is not there.
+        ConfigError: ``file`` is no SVG by its name, or cannot be written.
     """
     if file.suffix != ".svg":
         raise ConfigError(f"--chart {file}: only SVG can be drawn, so give FILE.svg")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--chart {file}: there is no folder {file.parent}")
+    check_folder("--chart", file)
 
 
 def write(file: Path, found: Sequence[Outcome]) -> None:

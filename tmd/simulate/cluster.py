@@ -34,12 +34,12 @@ from tmd.plugin import Policy
 from tmd.simulate.reports import JOB, Machine, Situation, shadow_of, starting, view
 from tmd.simulate.values import Job
 
-LONGEST = 64
+MOST_TURNS = 64
 """Revisions without an event: a guard against decisions that never settle."""
 OPERATOR_S = 3600.0
 """An operator closes the circuit breaker after this time."""
 SETTLED_S = 60.0
-"""Age of a finding when policies see it: other hosts have had time to report the same."""
+"""Least age of a finding when policies see it."""
 
 
 class OperatorRules(Struct, frozen=True):
@@ -157,7 +157,8 @@ class SimulatedCluster:
             job="",
             strategy=Strategy.ACT,
             count=1,
-            at=now - SETTLED_S,
+            # Older than what the breaker waits for other hosts to report the same.
+            at=now - max(SETTLED_S, self._rules.breaker.settle_s),
         )
         self._now.machines[host].alerts = (alert,)
 
@@ -191,7 +192,7 @@ class SimulatedCluster:
         """The leader's turns until nothing changes. A failover stops before its joiners sync, a
         planned move before its joiners are ready."""
         self._now.step, self._now.now = step, now
-        for _ in range(LONGEST):
+        for _ in range(MOST_TURNS):
             if not self._turn(age=age):
                 return
 

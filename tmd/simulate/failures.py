@@ -44,7 +44,7 @@ class Habits(Struct, frozen=True):
     repair_h: float = 24.0
     """Mean time until a host is back; exponential."""
     notice_h: float = 1.0
-    """Time between a request to drain a host and its maintenance."""
+    """Time from a warning (a drain request or a finding) to the loss of the host."""
     announced: float = 0.0
     """Share of the faults of hosts that a detector predicts, while the host still works."""
     mtbf_h: float | None = None

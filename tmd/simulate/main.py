@@ -24,7 +24,7 @@ ALL = "restart,elastic,warm,hot"
 
 def simulate(
     hosts: options.HostsOption = 128,
-    standbys: Annotated[int, typer.Option(min=0, help="Compare 0 to so many standbys.")] = 2,
+    standbys: Annotated[int, typer.Option(min=0, help="Compare 0 up to this many standbys.")] = 2,
     methods: Annotated[str, typer.Option(help="Methods to compare, with commas.")] = ALL,
     replica_hosts: options.ReplicaHostsOption = 1,
     days: options.DaysOption = 30.0,
@@ -50,8 +50,8 @@ def simulate(
 ) -> None:
     """Compare methods of going on after a loss on the same failures, in virtual time.
 
-    The policies of the configuration and the real planner decide; how long a decision takes to
-    carry out is a figure with a source, which is printed. Needs no cluster."""
+    The policies of the configuration and the real planner decide. The time that each decision
+    takes is an input; the output lists these times with their sources. Needs no cluster."""
     if chart_file is not None:
         chart.check(chart_file)
     job = options.job_of(hosts, replica_hosts, days)
@@ -62,16 +62,16 @@ def simulate(
     compared = _compared(methods, standbys)
     traces = source.traces(job, standbys, seed, runs)
     found = [mean(outcomes) for outcomes in played(study, traces, compared).values()]
-    if chart_file is not None:
-        chart.write(chart_file, found)
     if as_json:
         asked = options.facts(study, source, sourced, seed)
         shown = [{**msgspec.to_builtins(one), "goodput": one.goodput} for one in found]
         output.print_json({**asked, "traces": len(traces), "outcomes": shown})
-        return
-    output.say(_heading(job, source, traces))
-    output.draw(tables.outcomes(found, job.hosts))
-    tables.say_costs(sourced)
+    else:
+        output.say(_heading(job, source, traces))
+        output.draw(tables.outcomes(found, job.hosts))
+        tables.say_costs(sourced)
+    if chart_file is not None:
+        chart.write(chart_file, found)
 
 
 def _compared(text: str, standbys: int) -> list[RecoverySetup]:

@@ -159,7 +159,11 @@ def costs_of(name: str, each: Sequence[str] | None) -> Sourced:
     Raises:
         ConfigError: names the file or the option, what is wrong and the remedy.
     """
-    base = costs.shipped().get(name) or costs.read(Path(name))
+    sets = costs.shipped()
+    if name not in sets and "." not in name and not Path(name).exists():
+        known = ", ".join(sets)
+        raise ConfigError(f"--costs {name}: there is no such file, nor such a set: {known}")
+    base = sets.get(name) or costs.read(Path(name))
     values: dict[str, float] = {}
     for text in each or ():
         key, _, number = text.partition("=")

@@ -29,7 +29,7 @@ SHORT = {
 
 def outcomes(found: Sequence[Outcome], hosts: int) -> Table:
     """A row for each setup."""
-    head = ("setup", "goodput", "per host paid", "lost h", "of them")
+    head = ("setup", "goodput", "per host paid", "lost hours", "by cause")
     made = output.table(head, title="Hours of the job")
     for one in found:
         output.add(

@@ -43,7 +43,7 @@ def read(file: Path, hosts: int, standbys: int, habits: Habits) -> tuple[Fault, 
         ConfigError: names the file, the line, what is wrong and the remedy.
     """
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8-sig")  # spreadsheets begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         why = os_reason(error) if isinstance(error, OSError) else in_words(error)
         raise ConfigError(f"cannot read {file}: {why}") from None
@@ -138,13 +138,14 @@ def _place(row: FaultRow, names: dict[str, int], places: int, where: str) -> int
     if (row.place is None) == (not row.host):
         raise ConfigError(f"{where}: give either 'place' or 'host'")
     place = names.setdefault(row.host, len(names)) if row.place is None else row.place
-    if row.place is None and place >= places:
-        raise ConfigError(
-            f"{where}: {row.host} is host {place + 1} of the file, but the job has {places} with "
-            "its standbys: give more with --hosts or --standbys"
-        )
     if place < 0:
         raise ConfigError(f"{where}: place = {place}: places count from 0")
+    if place >= places:
+        what = f"{row.host} is host {place + 1} of the file" if row.host else f"place = {place}"
+        raise ConfigError(
+            f"{where}: {what}, but the job has {places} hosts with its standbys: give more with "
+            "--hosts or --standbys"
+        )
     return place
 
 

@@ -154,7 +154,7 @@ class Outcome(Struct, frozen=True):
     faults: float
     """Faults that struck a host of the job or a standby, or the job."""
     counts: dict[str, float]
-    """How often each kind of answer was given."""
+    """How often training stopped, by the reason."""
     checkpoint_s: float
     """Time between two checkpoints; 0 for none."""
 

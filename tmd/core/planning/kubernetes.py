@@ -14,6 +14,7 @@ from hashlib import sha256
 
 from msgspec import Struct, structs
 
+from tmd.core.planning.free_hosts import GONE_S, SETTLED_S, is_free, unreadable
 from tmd.core.planning.scheduler_drains import (
     HostRecord,
     faults_of,
@@ -22,9 +23,9 @@ from tmd.core.planning.scheduler_drains import (
     matching,
     unclear,
 )
-from tmd.core.values.model import FINAL, Alert, ClusterView, HostStatus
+from tmd.core.values.model import Alert, ClusterView, HostStatus
 from tmd.core.values.printable import printable
-from tmd.core.values.view_checks import ENDED, jobs_by_host, not_understood
+from tmd.core.values.view_checks import jobs_by_host, not_understood
 
 BY = "kubernetes:"
 """Beginning of the requester of a drain that stands for the state of a node."""
@@ -106,12 +107,9 @@ class KubernetesRules(Struct, frozen=True):
     """How long one run of a daemon must report no finding before its node is healthy again."""
     hosts_share: float = 0.5
     """Drains of Kubernetes stay below this share of the hosts, or below two if that is more."""
-    gone_s: float = 60.0
-    """How long a host without a rank must be silent before it can be drained: longer than daemons
-    take to put the records of jobs back into a Redis that has lost them."""
-    settled_s: float = 2.0
-    """How long a drain must stand before its host counts as free: longer than a leader takes from
-    its look at the cluster to its plan."""
+    gone_s: float = GONE_S
+    """How long a host without a rank must be silent before it can be drained."""
+    settled_s: float = SETTLED_S
 
 
 class KubernetesChanges(Struct, frozen=True):
@@ -169,7 +167,7 @@ def changes(
             for request in waiting
             if request.node in own
             and _is_barred(records.get(own[request.node]), now, rules)
-            and _is_free(view, own[request.node])
+            and is_free(view, own[request.node])
         ),
         problems=(
             *unclear(claims, TAKEN),
@@ -251,7 +249,7 @@ def _stuck(
 
 def _holds_up(view: ClusterView, host: str) -> str:
     """Why ``host`` does not become free before somebody does something; empty if it may."""
-    if unread := _unreadable(view, host):
+    if unread := unreadable(view, host):
         return not_understood(unread)
     weak = next((d for d in view.drains if d.host == host and not d.bars), None)
     # One of the operator's own that allows ranks is replaced in this look.
@@ -269,49 +267,10 @@ def _holds_up(view: ClusterView, host: str) -> str:
 # --- from Kubernetes to tmd -----------------------------------------------------------------------
 
 
-def _is_free(view: ClusterView, host: str) -> bool:
-    """Whether ``host`` holds no rank and no plan gives it one, as far as can be read."""
-    return not (
-        _unreadable(view, host)
-        or host in jobs_by_host(view)
-        or _reports_rank(view, host)
-        or _awaits_rank(view, host)
-    )
-
-
 def _is_barred(record: HostRecord | None, now: float, rules: KubernetesRules) -> bool:
     """Whether a drain bars the host from ranks, also after a loss, and every leader has seen it
     before its latest decision."""
     return record is not None and now - record.barred_since >= rules.settled_s
-
-
-def _unreadable(view: ClusterView, host: str) -> tuple[str, ...]:
-    """What cannot be read and may give a rank to ``host``: its own heartbeat, and the records of
-    jobs with workers there; of all such jobs while the host does not say which it has."""
-    status = view.host(host)
-    if status is None:
-        return (*(name for name in view.unread if name == host), *view.unread_jobs)
-    there = {worker.job for worker in status.workers}
-    return tuple(job for job in view.unread_jobs if job in there)
-
-
-def _reports_rank(view: ClusterView, host: str) -> bool:
-    """Whether a worker there says that it holds a rank: Redis may have lost the record of its job,
-    which daemons put back a little later than the heartbeats."""
-    ended = {record.job for record in view.jobs if record.state in ENDED}
-    status = view.host(host)
-    workers = () if status is None else status.workers
-    return any(w.rank is not None and w.job not in ended for w in workers)
-
-
-def _awaits_rank(view: ClusterView, host: str) -> bool:
-    """Whether a live plan gives a rank to ``host``, or may find the state of one there: a leaver
-    takes its rank back if its joiner is lost before it has committed."""
-    return any(
-        host in {m.host for m in (*record.parties, *(move.leaver for move in record.plan.moves))}
-        for record in view.jobs
-        if record.state not in ENDED and record.plan is not None and record.plan.phase not in FINAL
-    )
 
 
 # --- from tmd to Kubernetes -----------------------------------------------------------------------

@@ -84,6 +84,14 @@ def steer(
     return structs.replace(changed, revision=record.revision + 1)
 
 
+def held_by_pause(before: JobRecord, after: JobRecord, view: ClusterView) -> bool:
+    """Whether ``after``, the next revision of ``before``, opens a plan although the cluster is
+    paused. A plan under way goes on."""
+    if not view.paused or is_live(before.plan) or after.plan is None:
+        return False
+    return before.plan is None or after.plan.id != before.plan.id
+
+
 def _pooled(
     record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals, silent_s: float
 ) -> JobRecord:
