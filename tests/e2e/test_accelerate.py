@@ -51,8 +51,9 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
     redis: EmbeddedRedis,
     accelerate_golden: tuple[Golden, Path],
 ) -> None:
-    """Losses, gathered evaluations, weights and checkpoints. Each evaluation is reported once, and
-    each checkpoint written once. One of both lies between the drain and the loss."""
+    """Losses, gathered evaluations, weights, lines of a tracker and checkpoints. Each evaluation is
+    reported once, and each checkpoint written once. One of both lies between the drain and the
+    loss."""
     golden, folder = accelerate_golden
     faults = [CRAWL, "forward@1:18=wait", f"{point}@1:{step}=kill"]
     async with running(
@@ -68,6 +69,8 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
         told = (run.cluster.trace / "reports").read_text().splitlines()
         assert [line.split()[0] for line in told] == [str(n) for n in range(1, len(told) + 1)]
         assert len(told) == 6
+    lines, expected_lines = ((f / "lines").read_text() for f in (run.cluster.trace, folder))
+    assert lines == expected_lines
     saved, expected = written(run.cluster.trace, tmp_path), written(folder, tmp_path)
     assert saved.keys() == {name_of(step) for step in SAVED}
     assert saved == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def lines_of(folder: Path) -> Counter[str]:
     return Counter((folder / "lines.json").read_text().splitlines())
 
 
+def collected(folder: Path) -> Counter[tuple[tuple[str, str], ...]]:
+    """The rows that Lightning's logger has written for all workers that have held rank 0."""
+    return Counter(
+        tuple(sorted((name, value) for name, value in row.items() if value))
+        for file in (folder / "csv").glob("*/version_*/metrics.csv")
+        for row in csv.DictReader(file.read_text().splitlines())
+    )
+
+
 def files_of(folder: Path) -> list[str]:
     """Each write and each removal of a checkpoint, in order."""
     return (folder / "files.txt").read_text().splitlines()
@@ -65,7 +75,8 @@ async def test_rank_0_moves_and_another_rank_is_killed(
     tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
 ) -> None:
     """By live shadow, and then by a failover that repeats the step. The model is validated and
-    saved before, between and after them."""
+    saved before, between and after them. Each line of a logger that collects lines is written by
+    one of the workers that have held rank 0, and each of them has the hyperparameters."""
     faults = [PACE]
     async with running(tmp_path, redis.url, faults=faults, standby=STANDBYS, script=SCRIPT) as run:
         moved = await run.drain_rank_0()
@@ -76,6 +87,9 @@ async def test_rank_0_moves_and_another_rank_is_killed(
         assert lost.kind is PlanKind.FAILOVER
         await ends_like(run, undisturbed, lost=1)
     assert validations(run.cluster.trace) == 5
+    assert collected(run.cluster.trace) == collected(undisturbed[1])
+    versions = sorted((run.cluster.trace / "csv").glob("*/version_*"))
+    assert [(v / "hparams.yaml").read_text() for v in versions] == ["width: 24\n"] * 2
 
 
 @pytest.mark.thorough

@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stop", type=int, default=0, help="the process ends after this step")
     parser.add_argument("--first", action="store_true", help="evaluate before training, too")
+    parser.add_argument("--resume", action="store_true", help="from the newest checkpoint")
     parser.add_argument("--more", type=json.loads, default={}, help="more arguments")
     options = parser.parse_args()
     kind = transformers if options.whose == "theirs" else ours
@@ -130,8 +131,7 @@ def main() -> None:
         per_device_train_batch_size=4,
         learning_rate=3e-2,
         report_to="none",
-        **CASES[options.case],
-        **options.more,
+        **(CASES[options.case] | options.more),
     )
     transformers.set_seed(1)
     # No dropout: tmd draws its random numbers anew for each step.
@@ -148,7 +148,7 @@ def main() -> None:
     )
     if options.first:
         trainer.evaluate()
-    result = trainer.train()
+    result = trainer.train(resume_from_checkpoint=options.resume or None)
     logs = [
         {name: value for name, value in each.items() if not name.endswith(CLOCK)}
         for each in trainer.state.log_history

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader
 
 from tests.e2e.frameworks import need
 from tests.trainer.standalone import Voting
@@ -88,6 +89,38 @@ def test_a_step_begins_as_if_no_optimizer_had_been_called(accelerator: Any) -> N
     optimizer.step()
 
     assert optimizer.step_was_skipped
+
+
+def test_only_the_last_batch_of_the_data_is_the_end_of_its_loader(accelerator: Any) -> None:
+    """Though a session draws the batches of a step at once, and looks for more after the last. Else
+    ``gather_for_metrics`` would cut other batches, or keep what was filled up."""
+    from accelerate import DataLoaderConfiguration
+
+    from tmd.integrations.accelerate import batches, microbatches
+
+    def ends(count: int, batch: int) -> list[tuple[bool, int]]:
+        accelerator.gradient_state.plugin_kwargs["num_steps"] = count
+        accelerator.dataloader_config = DataLoaderConfiguration(use_seedable_sampler=True)
+        rows: Any = [*range(10)]
+        loader = accelerator.prepare_data_loader(DataLoader(rows, batch))
+        session, model = Session(Voting()), nn.Linear(1, 1)
+        optimizer = accelerator.prepare_optimizer(SGD(model.parameters(), lr=1.0))
+        session.register(model=model, optimizer=optimizer)
+        state, seen = accelerator.gradient_state, []
+        for drawn in batches(session, accelerator, loader):
+            with session.step():
+                for each in microbatches(accelerator, model, drawn):
+                    accelerator.backward(model(each.float()[:1, None]).sum())
+                    optimizer.step()
+                    seen.append((state.end_of_dataloader, state.remainder))
+        assert not state.in_dataloader
+        return seen
+
+    for count, batch in ((1, 4), (2, 4), (4, 4), (3, 1), (5, 2)):
+        length = -(-10 // batch)
+        remainder = 10 % batch
+        expected = [(False, remainder)] * (length - 1) + [(True, remainder)]
+        assert ends(count, batch) == expected, (count, batch)
 
 
 class Switching(SGD):

@@ -123,11 +123,13 @@ import sys
 sys.exit(7)
 """
 FIT = """
+import inspect
 import lightning as L, torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 trainer = L.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_checkpointing=False,
     enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0)
 trainer.fit(BoringModel())
+assert "max_epochs" in inspect.signature(L.Trainer).parameters, "as jsonargparse reads it"
 print(type(trainer.strategy).__name__)
 """
 

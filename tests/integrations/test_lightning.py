@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_structure
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.e2e.frameworks import need
@@ -118,7 +120,7 @@ def fit(
     trainer = pl.Trainer(accelerator="cpu", devices=1, **chosen)
     trainer.fit(
         module,
-        loader or batches(6),
+        batches(6) if loader is None else loader,
         validated or batches(2),
         ckpt_path=ckpt_path,
         weights_only=True,
@@ -160,6 +162,7 @@ def across_epochs(interval: int) -> dict[str, Any]:
         (callbacks("LearningRateFinder"), "LearningRateFinder"),
         (callbacks("ModelPruning", pruning_fn="l1_unstructured", amount=0.5), "ModelPruning"),
         (callbacks("SpikeDetection"), "SpikeDetection"),
+        (callbacks("ThroughputMonitor", batch_size_fn=len), "ThroughputMonitor"),
         (lambda: {"val_check_interval": 3, "accumulate_grad_batches": 2}, "batch 3 of epoch 1"),
         (lambda: {**across_epochs(8), "max_epochs": 2}, "batch 2 of epoch 2"),
     ],
@@ -267,6 +270,61 @@ def test_a_logger_has_its_own_type_in_a_step(tmp_path: Path) -> None:
     fit(module, logger=CSVLogger(tmp_path), limit_train_batches=1)
 
     assert seen == [True]
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_a_batch_has_the_structure_in_which_the_script_returns_its_loader(kind: str) -> None:
+    """As in Lightning without tmd."""
+
+    def seen(strategy: dict[str, Any]) -> Any:
+        loader = batches(6)
+        given: Any = {"list": [loader], "dict": {"text": loader}}[kind]
+        module, found = small(dropout=0.0), []
+        step = module.training_step
+
+        def training_step(batch: Any, batch_idx: int) -> Tensor:
+            found.append(batch)
+            return step(batch[0] if kind == "list" else batch["text"], batch_idx)
+
+        module.training_step = training_step
+        fit(module, given, **strategy)
+        return found
+
+    ours, theirs = seen({}), seen({"strategy": "auto"})
+    assert len(ours) == 6
+    assert tree_structure(ours) == tree_structure(theirs)
+
+
+class Means(NamedTuple):
+    """State of a callback."""
+
+    values: Tensor
+    number: int
+
+
+def test_the_state_of_a_callback_comes_back_as_it_was() -> None:
+    from tmd.integrations.lightning.progress import _plain, _restored
+
+    state = {"means": Means(torch.ones(0, 3, dtype=torch.float64), 2), "rest": [(1, "a")]}
+    kept = json.loads(json.dumps(_plain({"rest": state["rest"]}, "Mine")))
+    restored = _restored(_plain(state, "Mine"))
+
+    assert restored["means"].values.shape == (0, 3)
+    assert restored["means"].values.dtype is torch.float64
+    assert (restored["means"].number, restored["rest"]) == (2, [(1, "a")])
+    assert kept == {"rest": [[1, "a"]]}
+
+
+def test_a_large_tensor_in_the_state_of_a_callback_is_refused() -> None:
+    """It would become a list of numbers in each step."""
+    import lightning.pytorch as pl
+
+    class Average(pl.Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"weights": torch.zeros(1_000_000)}
+
+    with pytest.raises(Exception, match=r"a tensor of 1000000 elements in .*Average"):
+        fit(small(), callbacks=[Average()])
 
 
 def test_a_loader_without_a_length_is_refused() -> None:

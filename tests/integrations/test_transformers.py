@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,11 +21,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def train(
-    whose: str, case: str, folder: Path, stop: int = 0, first: bool = False, **more: object
+    whose: str,
+    case: str,
+    folder: Path,
+    stop: int = 0,
+    first: bool = False,
+    resume: bool = False,
+    **more: object,
 ) -> list[dict[str, Any]]:
     """Facts of both ranks, and the checkpoints.
 
-    ``first``: evaluate before training, too. ``more``: arguments besides those of ``case``.
+    ``first``: evaluate before training, too. ``resume``: from the newest checkpoint. ``more``:
+    arguments besides those of ``case``.
     """
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
@@ -35,7 +43,9 @@ def train(
         subprocess.Popen(
             [
                 *(sys.executable, str(SCRIPT), whose, case, str(folder)),
-                *("--stop", str(stop), "--more", json.dumps(more), *["--first"] * first),
+                *("--stop", str(stop), "--more", json.dumps(more)),
+                *("--first" for _ in range(first)),
+                *("--resume" for _ in range(resume)),
             ],
             cwd=ROOT,
             env={
@@ -137,6 +147,32 @@ def test_a_limit_that_ended_a_job_within_an_epoch_is_not_raised(tmp_path: Path) 
         train("ours", "limit", tmp_path, max_steps=9, save_steps=4)
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(240)  # four jobs, one after the other
+def test_a_job_without_tmd_is_resumed_and_then_goes_on_from_its_session(tmp_path: Path) -> None:
+    """With the same argument each time, as a script that is started again has it."""
+    need("transformers")
+    begun: dict[str, Any] = {"save_steps": 3, "max_steps": 9}
+    train("theirs", "limit", tmp_path / "halves", stop=4, **begun)
+    shutil.copytree(tmp_path / "halves", tmp_path / "whole")
+    whole = train("ours", "limit", tmp_path / "whole", resume=True, **begun)
+    train("ours", "limit", tmp_path / "halves", stop=7, resume=True, **begun)
+
+    halves = train("ours", "limit", tmp_path / "halves", resume=True, **begun)
+
+    assert whole[0]["step"] == halves[0]["step"] == 9
+    assert [facts["weights"] for facts in halves[:2]] == [facts["weights"] for facts in whole[:2]]
+
+
+@pytest.mark.parametrize("more", [{"save_strategy": "no"}, {}], ids=["without saves", "with saves"])
+def test_resuming_without_any_checkpoint_is_refused_as_in_transformers(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    need("transformers")
+    with pytest.raises(AssertionError, match="No valid checkpoint found in output directory"):
+        train("ours", "limit", tmp_path, resume=True, max_steps=2, save_steps=1, **more)
+
+
 REFUSED = """
 import tempfile
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -155,6 +191,7 @@ for kind, settings in (
     (TrainingArguments, {"optim": "lomo"}),
     (TrainingArguments, {"batch_eval_metrics": True}),
     (TrainingArguments, {"enable_jit_checkpoint": True}),
+    (TrainingArguments, {"save_on_each_node": True}),
 ):
     try:
         Trainer(model, kind(folder, use_cpu=True, report_to="none", **settings))
@@ -233,6 +270,7 @@ def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
             "optim='lomo'",
             "batch_eval_metrics",
             "enable_jit_checkpoint",
+            "save_on_each_node",
             "Mine has a _run_epoch of its own",
         ),
         strict=True,

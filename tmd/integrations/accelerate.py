@@ -9,11 +9,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 try:
     from accelerate import Accelerator
+    from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.state import AcceleratorState, PartialState
 except ImportError as error:
     raise ImportError(
@@ -21,6 +26,7 @@ except ImportError as error:
     ) from error
 
 from tmd.trainer import Session
+from tmd.trainer.worker.join import joined
 
 T = TypeVar("T")
 
@@ -40,7 +46,24 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
     for drawn in session.batches(loader, accumulate=count, partial=True):
         _follow(session)
         begin_step(accelerator)
-        yield drawn if count > 1 else [drawn]
+        kept = drawn if count > 1 else [drawn]
+        with _at_its_end(loader) if len(kept) < count else nullcontext():
+            yield kept
+
+
+@contextmanager
+def _at_its_end(loader: Any) -> Iterator[None]:
+    """In this context ``loader`` is at its last batch, as the script expects, although the session
+    has drawn from it beyond that."""
+    if not isinstance(loader, DataLoaderStateMixin):
+        yield
+        return
+    loader.begin()
+    loader.end_of_dataloader = True
+    try:
+        yield
+    finally:
+        loader.end()
 
 
 def refuse_switching(optimizers: Iterable[Any]) -> None:
@@ -69,16 +92,21 @@ def microbatches(accelerator: Accelerator, model: Any, drawn: Iterable[T]) -> It
     """Yields the batches of one step; gradients are summed over the ranks with the last one.
 
     Use inside ``session.step()`` instead of ``accelerator.accumulate(model)``, whose own count goes
-    on when a step is repeated.
+    on when a step is repeated. Only the last batch of the data is the end of its loader.
     """
-    kept = list(drawn)
+    kept, state = list(drawn), accelerator.gradient_state
+    loader, ends = state.active_dataloader, state.end_of_dataloader
     try:
         for batch in kept[:-1]:
-            accelerator.gradient_state._set_sync_gradients(False)
+            state._set_sync_gradients(False)
+            if ends:
+                loader.end_of_dataloader = False  # it has drawn the last batch of the step
             with accelerator.no_sync(model):
                 yield batch
     finally:
-        accelerator.gradient_state._set_sync_gradients(True)
+        state._set_sync_gradients(True)
+        if ends:
+            loader.end_of_dataloader = True
     yield from kept[-1:]
 
 
@@ -100,3 +128,39 @@ def repeatable(
 def _follow(session: Session) -> None:
     # An accelerator asks a copy.
     PartialState().process_index = AcceleratorState().process_index = session.rank
+
+
+# --- trackers -------------------------------------------------------------------------------------
+
+_tracked: WeakKeyDictionary[Accelerator, Callable[[], object]] = WeakKeyDictionary()
+"""Accelerator -> makes its trackers, where the script has asked for some."""
+
+
+def _follow_with_trackers() -> None:
+    """Let the worker that takes rank 0 make the trackers: Accelerate makes them only in the process
+    that is the main one when the script asks for them."""
+    make = Accelerator.init_trackers
+
+    @functools.wraps(make)
+    def init_trackers(self: Accelerator, *args: Any, **named: Any) -> None:
+        _tracked[self] = partial(make, self, *args, **named)
+        make(self, *args, **named)
+
+    Accelerator.init_trackers = init_trackers
+    for name in ("log", "get_tracker"):
+        setattr(Accelerator, name, _with_trackers(getattr(Accelerator, name)))
+
+
+def _with_trackers(method: Callable[..., T]) -> Callable[..., T]:
+    @functools.wraps(method)
+    def wrapped(self: Accelerator, *args: Any, **named: Any) -> T:
+        session = joined()
+        counts = session is not None and not session.shadowing
+        if counts and self.is_main_process and not self.trackers and self in _tracked:
+            _tracked[self]()
+        return method(self, *args, **named)
+
+    return wrapped
+
+
+_follow_with_trackers()

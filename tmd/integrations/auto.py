@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import runpy
 import sys
 from collections.abc import Callable, Iterable
@@ -125,8 +126,9 @@ def _lightning(module: Any) -> None:
     trainer = module.Trainer
     make = trainer.__init__
 
+    @functools.wraps(make)  # a command line may be built from its signature
     def with_strategy(self: Any, *args: Any, **named: Any) -> None:
-        asked = named.get("strategy", "auto")
+        asked = named.get("strategy", os.environ.get("PL_TRAINER_STRATEGY", "auto"))
         if isinstance(asked, str) and asked in ("auto", "ddp"):
             named["strategy"] = TmdStrategy()
         elif not isinstance(asked, TmdStrategy):

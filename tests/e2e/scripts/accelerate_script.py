@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.tracking import GeneralTracker, on_main_process
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -34,6 +35,25 @@ def masked(rows: list[Any]) -> tuple[Tensor, Tensor]:
     """Draws random numbers in this process, as a collator does that masks tokens."""
     samples, targets = default_collate(rows)
     return samples * (torch.rand_like(samples) > 0.15), targets
+
+
+class Lines(GeneralTracker):
+    """Appends a line to a file for each call, in the main process."""
+
+    name = "lines"
+    requires_logging_directory = False
+
+    def __init__(self, file: Path) -> None:
+        self.tracker = file
+        super().__init__()
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """None is used."""
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None, **_: Any) -> None:
+        with self.tracker.open("a") as file:
+            file.write(f"{step} {values}\n")
 
 
 def count_writes(folder: Path) -> None:
@@ -64,12 +84,15 @@ def main() -> None:
     args = parser.parse_args()
     session = tmd.trainer.join()
     injector.follow(session)
+    folder = Path(os.environ["TMD_TRACE"])
     dist.init_process_group("tmd")
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=ACCUMULATE,
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+        log_with=Lines(folder / "lines"),
     )
+    accelerator.init_trackers("job")
     torch.manual_seed(0)
     # One batch less than all steps of an epoch need: its last step has half of them.
     each = args.steps // EPOCHS * ACCUMULATE - 1
@@ -86,7 +109,6 @@ def main() -> None:
     )
     evaluations = session.counter("evaluations", ())
     session.register(model=model, optimizer=optimizer, scheduler=scheduler)
-    folder = Path(os.environ["TMD_TRACE"])
     count_writes(folder)
     session.checkpoint(folder / "checkpoints", every=SAVE, keep=10)
 
@@ -124,6 +146,8 @@ def main() -> None:
                     scheduler.step()
                     optimizer.zero_grad()
                 step.record(loss)
+            if step.counts:
+                accelerator.log({"loss": loss.item().hex()}, step=session.position.index)
             written()
             injector.reach("between")
             if session.position.index % (EVALUATE * ACCUMULATE) == 0:

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
@@ -26,10 +27,15 @@ injector = Injector()
 
 
 class Net(pl.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, width: int = 24) -> None:
         super().__init__()
+        self.save_hyperparameters()
         self.net = nn.Sequential(
-            nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4)
+            nn.Linear(16, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(width, 4),
         )
 
     def prepare_data(self) -> None:
@@ -175,7 +181,7 @@ def main() -> None:
             EarlyStopping("val_loss", patience=50),
             *([newest] if args.begin else []),
         ],
-        logger=Lines(folder / "lines.json"),
+        logger=[Lines(folder / "lines.json"), CSVLogger(folder / "csv")],
     )
     module = Net()
     # One batch less than the steps of an epoch need: the last of them has half of its batches.

@@ -20,6 +20,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch.utils._pytree import tree_unflatten
 
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.lightning.metrics import RepeatedMetrics
@@ -322,7 +323,10 @@ class _Given(_DataFetcher):
     def __next__(self) -> tuple[Any, int, int]:
         index = self.loop.epoch_loop.batch_idx + 1
         self.done = index + 1 >= self.loop.max_batches
-        return self.batch, index, 0
+        combined = self.loop._combined_loader
+        assert combined is not None
+        # The script may have returned its loader in a list or a dictionary.
+        return tree_unflatten([self.batch], combined._spec), index, 0
 
 
 def _forget_restart(loop: _Loop) -> None:

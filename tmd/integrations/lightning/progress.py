@@ -12,7 +12,7 @@ from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
 
 from tmd.integrations.epoch import refuse_rest
-from tmd.integrations.lightning.refused import monitors, refuse_unreduced
+from tmd.integrations.lightning.refused import monitors, refuse_large, refuse_unreduced
 
 UNSAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 """Attributes of ``ModelCheckpoint`` that its own state lacks."""
@@ -54,8 +54,8 @@ class LoopProgress:
         callbacks = {c.state_key: _state_of(c) for c in self._trainer.callbacks}
         return {
             "loops": loops,
-            "callbacks": _plain({k: v for k, v in callbacks.items() if v}),
-            "metrics": _plain(self._metrics),
+            "callbacks": {key: _plain(value, key) for key, value in callbacks.items() if value},
+            "metrics": _plain(self._metrics, "metrics"),
             "pending": self.pending,
             "last": self.last,
             "runs": self.runs,
@@ -100,24 +100,32 @@ def _load(loop: _Loop, state: dict[str, Any], prefix: str = "") -> None:
             _load(child, state, f"{prefix}{name}.")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, owner: str) -> Any:
     """``value`` with tensors as plain values: their number may change from step to step."""
     if isinstance(value, Tensor):
+        refuse_large(owner, value)
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": value.detach().cpu().tolist(), "dtype": dtype}
+        shape = list(value.shape)
+        return {"tensor": value.detach().cpu().tolist(), "dtype": dtype, "shape": shape}
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(item, owner) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
+        return _like(value, [_plain(item, owner) for item in value])
     return value
 
 
 def _restored(value: Any) -> Any:
     """The inverse of :func:`_plain`."""
     if isinstance(value, dict):
-        if value.keys() == {"tensor", "dtype"}:
-            return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        if value.keys() - {"shape"} == {"tensor", "dtype"}:
+            made = torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+            return made.reshape(value.get("shape", made.shape))  # not in checkpoints of 0.1.0
         return {name: _restored(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_restored(item) for item in value)
+        return _like(value, [_restored(item) for item in value])
     return value
+
+
+def _like(value: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    """``items`` in a list or tuple of the same type, which may be a named tuple."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

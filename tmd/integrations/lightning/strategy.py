@@ -24,6 +24,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.utilities import _log_hyperparams
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -100,15 +101,24 @@ class TmdStrategy(DDPStrategy):
         writes = self.is_global_zero
         rank = 0 if writes else self.session.rank or 1
         rank_zero_only.rank = fabric_rank_zero_only.rank = rank
-        if self._began and writes and not self._writes:
-            for logger in self._trainer.loggers:
-                if isinstance(logger, CSVLogger) and logger._experiment is None:
-                    # It would delete the lines of the folder's former writer.
-                    logger._version = None
+        takes = self._began and writes and not self._writes
         self._writes = writes
+        if takes:
+            self._open_loggers()
+
+    def _open_loggers(self) -> None:
+        """On a worker that takes rank 0: as Lightning does where training begins."""
+        for logger in self._trainer.loggers:
+            if isinstance(logger, CSVLogger) and logger._experiment is None:
+                # It would delete the lines of the folder's former writer.
+                logger._version = None
+        _log_hyperparams(self._trainer)
 
     def leave(self) -> None:
         """This worker's rank is another's: nothing that Lightning does at its end is written."""
+        if self._began and self._writes:
+            for logger in self._trainer.loggers:
+                logger.save()  # what it has not written yet
         self._leaves = True
         self.set_world_ranks()
 

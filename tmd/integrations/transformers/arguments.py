@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -50,6 +51,13 @@ class TrainingArguments(transformers.TrainingArguments):
             self.accelerator_config.dispatch_batches = False
 
     @property
+    def session_folder(self) -> str:
+        """The folder of the checkpoints of the session; empty if none are written."""
+        if not self.session_checkpoints or self.save_strategy == "no":
+            return ""
+        return os.path.join(self.output_dir, self.session_checkpoints)
+
+    @property
     def should_save(self) -> bool:
         """Whether this process writes checkpoints; never while it shadows."""
         return bool(super().should_save) and not shadowing()
@@ -82,6 +90,8 @@ def refuse(args: Any, model: Any) -> None:
         "auto_find_batch_size": args.auto_find_batch_size,
         "eval_on_start": args.eval_on_start,
         "push_to_hub": args.push_to_hub,
+        # A process of each host would write into the same folder.
+        "save_on_each_node": args.save_on_each_node,
         "dataloader_persistent_workers": args.dataloader_persistent_workers,
         "accelerator_config.dispatch_batches": accelerates.dispatch_batches,
         "accelerator_config.use_seedable_sampler=False": not accelerates.use_seedable_sampler,

@@ -50,7 +50,8 @@ class TrainerProgress:
     """What else a step changes in a trainer, equal on all ranks.
 
     ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.
-    ``late``: this worker holds no rank yet. It has read no checkpoint, and gets all from a rank.
+    ``late``: this worker has read no checkpoint-N. It gets all from a rank that it takes, or from a
+    checkpoint of the session.
     """
 
     def __init__(self, trainer: Any, begun: str, *, late: bool) -> None:

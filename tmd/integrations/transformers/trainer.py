@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import TrainerState, optimization
 
+from tmd.core.values.checkpoints import complete
 from tmd.integrations.accelerate import begin_step, refuse_switching
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
@@ -63,6 +64,7 @@ class Trainer(SavingTrainer):
         self._tally = Tally()
         self._run: dict[str, Any] = {}
         self._stops: bool | None = None
+        self._late = False
         self._history, self._gathers = (-1, 0), False
         super().__init__(model, args, *more, **named)
         self.callback_handler.__class__ = HeldCallbacks
@@ -115,15 +117,20 @@ class Trainer(SavingTrainer):
     # --- set-up -----------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
-        """As in transformers. With session checkpoints ``True`` is what happens anyway.
+        """As in transformers. ``True`` means the newest checkpoint of the session, if it has one.
 
         A standby reads no checkpoint: its state is that of the rank which it takes, and the newest
         checkpoint may be of a later step than the one with which the job began.
         """
-        anyway = resume_from_checkpoint is True and self.args.session_checkpoints
-        if anyway or session().shadowing:
+        goes_on = resume_from_checkpoint is True and self._has_session_checkpoint()
+        self._late = goes_on or session().shadowing
+        if self._late:
             resume_from_checkpoint = None
         return super().train(resume_from_checkpoint, *more, **named)
+
+    def _has_session_checkpoint(self) -> bool:
+        folder = self.args.session_folder
+        return bool(folder) and os.path.isdir(folder) and bool(complete(os.listdir(folder)))
 
     def _prepare_for_training(self, max_steps: int, loader: Any, resumed: Any) -> Any:
         allow_wrapping(self)
@@ -136,16 +143,15 @@ class Trainer(SavingTrainer):
         self._initial_global_step = self.state.global_step
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         begun = os.path.normpath(resumed) if resumed else ""
-        self._progress = TrainerProgress(self, begun, late=joined.shadowing)
+        self._progress = TrainerProgress(self, begun, late=self._late)
         joined.register(
             model=[model, self._tally.to(args.device)],
             optimizer=self.optimizer,
             scheduler=self.lr_scheduler,
             progress=self._progress,
         )
-        if args.session_checkpoints and args.save_strategy != "no":
-            every = self._save_steps(max_steps)
-            joined.checkpoint(os.path.join(args.output_dir, args.session_checkpoints), every=every)
+        if args.session_folder:
+            joined.checkpoint(args.session_folder, every=self._save_steps(max_steps))
         self._measure_all = joined.repeatable(self._measure, self._publish, name="transformers")
         return model, loader
 
@@ -291,6 +297,12 @@ class Trainer(SavingTrainer):
     def _measure(self) -> list[HeldCall]:
         """Log, evaluate and save what is due, and keep back what may happen only once."""
         self._take_rank()
+        # The original gathers objects in its first evaluation and tensors in later ones: a worker
+        # that joins has had none.
+        self.gather_function = partial(
+            self.accelerator.gather_for_metrics,
+            use_gather_object=self.args.eval_use_gather_object,
+        )
         handler, progress, history = self.callback_handler, self._progress, self.state.log_history
         gap = progress.values["gaps"]
         if self._history[0] == gap:

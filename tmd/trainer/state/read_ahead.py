@@ -20,8 +20,8 @@ log = logging.getLogger("tmd.trainer")
 def without_read_ahead(loader: Iterable[Any], parts: int) -> Iterable[Any]:
     """``loader``, or the batches of an Accelerate loader, each drawn when it is asked for.
 
-    The loader shows the script the same as in an iteration of its own. Only
-    ``end_of_dataloader`` stays false at the last batch of data without a length.
+    The loader shows the script the same as in an iteration of its own, if batches are drawn one at
+    a time. Only ``end_of_dataloader`` stays false at the last batch of data without a length.
 
     Args:
         parts: number of parts of the data.
