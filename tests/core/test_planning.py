@@ -12,7 +12,7 @@ from tests.core.clusters import STEP, Scene
 from tests.core.test_forming import starting
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import dated, given_up, may_be_unlisted, steer
+from tmd.core.planning.planning import dated, given_up, held_by_pause, may_be_unlisted, steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -431,6 +431,22 @@ def test_standbys_are_studied_only_when_nothing_else_is_to_be_done() -> None:
 
     assert [u.member.host for u in look().shadows] == ["s0"]
     assert look(failed("h1")).shadows == ()
+
+
+# --- a paused cluster -----------------------------------------------------------------------------
+
+
+def test_a_pause_holds_plans_that_would_open_and_none_that_is_live() -> None:
+    idle, under_way = Scene(2, standbys=1), moving(Phase.PREPARE)
+    opened = structs.replace(idle.record, plan=live(under_way.record))
+    ended = structs.replace(idle.record, plan=values.plan(idle.record.membership, id="older"))
+    paused = structs.replace(idle.view, paused=True)
+
+    assert held_by_pause(idle.record, opened, paused)
+    assert held_by_pause(ended, opened, paused)
+    assert not held_by_pause(idle.record, opened, idle.view)
+    assert not held_by_pause(under_way.record, opened, paused)
+    assert not held_by_pause(ended, structs.replace(ended, revision=2), paused)
 
 
 # --- whatever is said -----------------------------------------------------------------------------

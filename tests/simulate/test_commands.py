@@ -51,7 +51,7 @@ def test_advise_says_why_in_sentences(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert "Keep 2 warm standbys." in printed
     assert "The last of them gains" in printed
-    assert "Averaged over 2 traces; failures: The Llama 3 Herd of Models" in printed
+    assert "Number of traces: 2; failures: The Llama 3 Herd of Models" in printed
 
 
 def test_advise_gives_the_same_facts_to_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 HOST = "host"
 
+GpuOption = Annotated[
+    str, typer.Option(help="PCI address of a GPU, '0000:3b:00.0', in place of --entity.")
+]
+ClearOption = Annotated[
+    bool,
+    typer.Option(
+        "--clear", help="Clear the injected findings: all, or those of CODE or of a detector."
+    ),
+]
 SwitchOption = Annotated[
     str, typer.Option(help="PCI address of an NVSwitch, '0000:05:00.0', in place of --entity.")
 ]
@@ -57,9 +66,7 @@ def inject(
     entity: Annotated[
         str, typer.Option(help="Entity of the finding: 'nic:eth0', a worker. [default: host]")
     ] = "",
-    gpu: Annotated[
-        str, typer.Option(help="PCI address of a GPU, '0000:3b:00.0', in place of --entity.")
-    ] = "",
+    gpu: GpuOption = "",
     switch: SwitchOption = "",
     severity: Annotated[
         Severity | None, typer.Option(help="[default: warning; for an XID, as in its table]")
@@ -71,12 +78,7 @@ def inject(
         float,
         typer.Option("--for", min=0, help="Seconds until it clears; 0: with the daemon's end."),
     ] = 600.0,
-    clear: Annotated[
-        bool,
-        typer.Option(
-            "--clear", help="Clear the injected findings: all, or those of CODE or of a detector."
-        ),
-    ] = False,
+    clear: ClearOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,

@@ -68,8 +68,7 @@ def advise(
     for sentence in reasons:
         output.say(sentence)
     output.draw(_table(advice, job.hosts))
-    drawn = "1 trace" if len(traces) == 1 else f"{len(traces)} traces"
-    output.say(f"Averaged over {drawn}; failures: {source.name}.")
+    output.say(f"Number of traces: {len(traces)}; failures: {source.name}.")
     tables.say_costs(sourced)
 
 
