@@ -46,7 +46,7 @@ from tmd.simulate.costs import Costs
 from tmd.simulate.values import (
     HOUR,
     Fault,
-    Fells,
+    FaultScope,
     Job,
     Outcome,
     RecoveryMethod,
@@ -234,7 +234,7 @@ def trace_of(events: Sequence[Event], begin: float) -> tuple[Fault, ...]:
             notice_s=NOTICE_S,
         )
         if e.drain
-        else Fault(e.since - begin, e.rank, "kill", Fells.WORKER)
+        else Fault(e.since - begin, e.rank, "kill", FaultScope.WORKER)
         for e in events
     )
 

@@ -39,9 +39,9 @@ def test_a_standby_is_kept_as_long_as_it_gains_more_than_it_costs() -> None:
     )
 
     assert found.best.setup == RecoverySetup(RecoveryMethod.WARM, 1)
-    assert [o.gained_h for o in found.options] == [0.0, 40.0, 10.0]
-    assert [o.worth for o in found.options] == [0.0, 40 * 64.0, 10 * 64.0]
-    assert [o.price for o in found.options] == [0.0, 1600.0, 1600.0]
+    assert [o.gained_h for o in found.setups] == [0.0, 40.0, 10.0]
+    assert [o.worth for o in found.setups] == [0.0, 40 * 64.0, 10 * 64.0]
+    assert [o.price for o in found.setups] == [0.0, 1600.0, 1600.0]
     assert found.best.useful_hour == pytest.approx(5 * 1600.0 / 80.0)
 
 
@@ -61,7 +61,7 @@ def test_of_two_equal_ways_the_standby_is_warm() -> None:
     )
 
     assert found.best.setup == RecoverySetup(RecoveryMethod.WARM, 1)
-    assert [o.gained_h for o in found.options] == [0.0, 40.0, 40.0]
+    assert [o.gained_h for o in found.setups] == [0.0, 40.0, 40.0]
 
 
 def test_a_hot_standby_that_gains_more_is_chosen() -> None:
@@ -100,11 +100,17 @@ def test_the_advice_says_what_one_standby_more_would_bring() -> None:
 def test_a_unique_state_is_saved_as_often_as_loses_least() -> None:
     """The square root of twice 2 s times an hour is 120 s, which are 12 steps."""
     costs = structs.replace(COSTS, snapshot_s=2.0)
-    unique = Job(4, replica_hosts=4, hours=100.0)
+    alone = Job(4, replica_hosts=4, hours=100.0)
 
-    assert snapshot_steps(unique, costs, HOUR) == 12
+    assert snapshot_steps(alone, costs, HOUR) == 12
     assert snapshot_steps(JOB, costs, HOUR) == 0
-    lines = list(sentences(advice(useful(RecoveryMethod.WARM, 0, 90.0), job=unique), unique, costs))
+    lines = list(
+        sentences(
+            advice(useful(RecoveryMethod.WARM, 0, 90.0), job=alone),
+            alone,
+            costs,
+        )
+    )
     assert any(s.startswith("Take a snapshot in memory every 10 steps") for s in lines)
 
 

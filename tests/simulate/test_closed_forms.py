@@ -8,15 +8,15 @@ from msgspec import structs
 from tests.simulate.studies import FREE, study
 from tmd.simulate.closed_forms import availability, checkpoint_every_s, restart_goodput
 from tmd.simulate.compare import outcome
-from tmd.simulate.failures import Component, Habits, Table, drawn
-from tmd.simulate.values import Cause, Fells, Job, RecoveryMethod, RecoverySetup
+from tmd.simulate.failures import Component, FaultAssumptions, Table, drawn
+from tmd.simulate.values import Cause, FaultScope, Job, RecoveryMethod, RecoverySetup
 
 HOUR = 3600.0
 
 
 def table(mtbf_h: float) -> Table:
-    """One component that fells a host after ``mtbf_h`` hours on average."""
-    return Table("made up", 1, mtbf_h / 24, (Component("c", 1, Fells.HOST),))
+    """One component that takes down a host after ``mtbf_h`` hours on average."""
+    return Table("made up", 1, mtbf_h / 24, (Component("c", 1, FaultScope.HOST),))
 
 
 @pytest.mark.parametrize("every_s", [600.0, 2000.0, 9000.0])
@@ -24,7 +24,7 @@ def test_restarting_has_the_goodput_of_dalys_complete_solution(every_s: float) -
     """Faults at any time, also while the job restarts, and hosts that are back at once."""
     costs = structs.replace(FREE, restart_s=300.0, save_s=120.0)
     asked = study(1, hours=60_000.0, costs=costs, checkpoint_s=every_s)
-    trace = drawn(table(3.0), asked.job, 0, Habits(repair_h=0.0), seed=1)
+    trace = drawn(table(3.0), asked.job, 0, FaultAssumptions(repair_h=0.0), seed=1)
     found = outcome(asked, trace, RecoverySetup(RecoveryMethod.RESTART, 0))
 
     expected = restart_goodput(every_s, 120.0, 300.0, 3.0 * HOUR)
@@ -43,7 +43,7 @@ def test_no_interval_between_checkpoints_is_much_better_than_youngs() -> None:
 def test_a_job_holds_as_long_as_too_few_hosts_work(hosts: int, standbys: int) -> None:
     """Hosts that fail and are repaired independently of each other."""
     asked = study(hosts, hours=100_000.0, costs=FREE)
-    trace = drawn(table(100.0), asked.job, standbys, Habits(repair_h=25.0), seed=2)
+    trace = drawn(table(100.0), asked.job, standbys, FaultAssumptions(repair_h=25.0), seed=2)
     found = outcome(asked, trace, RecoverySetup(RecoveryMethod.RESTART, standbys))
 
     expected = availability(hosts, standbys, 100.0, 25.0)
@@ -53,7 +53,7 @@ def test_a_job_holds_as_long_as_too_few_hosts_work(hosts: int, standbys: int) ->
 def test_the_real_planner_holds_as_long_as_the_model_of_spares() -> None:
     """Standbys of tmd and spare hosts are the same hosts."""
     asked = study(4, hours=500.0, costs=FREE)
-    trace = drawn(table(50.0), Job(4, hours=500.0), 1, Habits(repair_h=20.0), seed=3)
+    trace = drawn(table(50.0), Job(4, hours=500.0), 1, FaultAssumptions(repair_h=20.0), seed=3)
     holds = [
         outcome(asked, trace, RecoverySetup(k, 1)).lost[Cause.HOLD]
         for k in (RecoveryMethod.RESTART, RecoveryMethod.WARM)

@@ -13,7 +13,7 @@ from tests.simulate.studies import COSTS, fault, lost_s, played, study
 from tmd.core.values.errors import IllegalTransition
 from tmd.simulate.compare import outcome, setups
 from tmd.simulate.phases import TABLE, JobPhase, PhaseEvent, after
-from tmd.simulate.values import HOUR, Fault, Fells, RecoveryMethod, RecoverySetup, Warned
+from tmd.simulate.values import HOUR, Fault, FaultScope, RecoveryMethod, RecoverySetup, Warned
 
 ROUNDING_H = 1e-9
 AT = 1004.0
@@ -74,7 +74,7 @@ def test_a_shadow_that_is_not_yet_in_step_is_a_warm_standby() -> None:
 
 def test_a_worker_that_ends_while_the_job_holds_does_not_start_it() -> None:
     """Another host is still missing."""
-    worker = fault(AT + 60, place=1, fells=Fells.WORKER)
+    worker = fault(AT + 60, place=1, scope=FaultScope.WORKER)
     found = played(RecoveryMethod.RESTART, 0, fault(AT, repair_h=2.0), worker)
 
     assert lost_s(found)["hold"] == 2 * HOUR
@@ -146,14 +146,18 @@ def test_the_circuit_breaker_stops_moves_when_half_of_the_hosts_ail() -> None:
 
 
 def test_a_worker_that_ends_alone_comes_back_as_a_standby() -> None:
-    found = played(RecoveryMethod.WARM, 0, fault(AT, fells=Fells.WORKER))
+    found = played(RecoveryMethod.WARM, 0, fault(AT, scope=FaultScope.WORKER))
 
     assert lost_s(found) == {"interrupted_step": 4.0, "failover": 20.0, "hold": COSTS.rejoin_s}
 
 
 def test_a_worker_that_starts_with_all_others_is_not_started_again() -> None:
     """It ended alone, and the job restarts before it is back: the next loss is a usual one."""
-    faults = (fault(AT, fells=Fells.WORKER), fault(AT + 50, fells=Fells.JOB), fault(5004.0))
+    faults = (
+        fault(AT, scope=FaultScope.WORKER),
+        fault(AT + 50, scope=FaultScope.JOB),
+        fault(5004.0),
+    )
     found = lost_s(played(RecoveryMethod.WARM, 2, *faults))
 
     assert found["restart"] == 400.0
@@ -163,7 +167,7 @@ def test_a_worker_that_starts_with_all_others_is_not_started_again() -> None:
 
 @pytest.mark.parametrize("method", list(RecoveryMethod))
 def test_a_bug_in_the_script_restarts_the_job_with_every_method(method: RecoveryMethod) -> None:
-    found = played(method, 1, fault(AT, fells=Fells.JOB))
+    found = played(method, 1, fault(AT, scope=FaultScope.JOB))
 
     assert lost_s(found) == {"repeated_steps": AT, "restart": 400.0}
 
@@ -198,7 +202,7 @@ FAULTS = st.lists(
         at_s=st.floats(0, 20 * HOUR),
         place=st.integers(0, 6),
         repair_h=st.floats(0, 5),
-        fells=st.sampled_from(Fells),
+        scope=st.sampled_from(FaultScope),
     )
     | st.builds(
         fault,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tmd.core.values.errors import ConfigError
-from tmd.simulate.failures import Habits, drawn, mtbf_h, shipped, table_named
-from tmd.simulate.values import Fells, Job, Warned
+from tmd.simulate.failures import FaultAssumptions, drawn, mtbf_h, shipped, table_named
+from tmd.simulate.values import FaultScope, Job, Warned
 
 LLAMA = shipped()["llama3"]
 
@@ -16,29 +16,29 @@ def test_the_table_of_llama_3_has_the_published_totals() -> None:
     unexpected = sum(c.count for c in LLAMA.components if not c.planned)
 
     assert (unexpected, sum(c.count for c in LLAMA.components) - unexpected) == (419, 47)
-    assert mtbf_h(LLAMA, Job(2048), Habits()) == pytest.approx(54 * 24 / 466)
+    assert mtbf_h(LLAMA, Job(2048), FaultAssumptions()) == pytest.approx(54 * 24 / 466)
 
 
 def test_a_trace_has_as_many_faults_as_the_table_in_its_time() -> None:
-    trace = drawn(LLAMA, Job(2048, hours=54 * 24.0), 0, Habits(), seed=1)
+    trace = drawn(LLAMA, Job(2048, hours=54 * 24.0), 0, FaultAssumptions(), seed=1)
 
     assert len(trace) == pytest.approx(466, abs=3 * 466**0.5)
-    assert sum(f.fells is Fells.JOB for f in trace) == pytest.approx(56, abs=3 * 56**0.5)
+    assert sum(f.scope is FaultScope.JOB for f in trace) == pytest.approx(56, abs=3 * 56**0.5)
     assert sum(f.warned is Warned.DRAIN for f in trace) == pytest.approx(47, abs=3 * 47**0.5)
     assert [f.at_s for f in trace] == sorted(f.at_s for f in trace)
 
 
 def test_one_more_standby_changes_no_fault_of_the_others() -> None:
-    few, many = (drawn(LLAMA, Job(64, hours=5000.0), n, Habits(), seed=1) for n in (1, 4))
+    few, many = (drawn(LLAMA, Job(64, hours=5000.0), n, FaultAssumptions(), seed=1) for n in (1, 4))
 
     assert set(few) < set(many)
     assert {f.place for f in set(many) - set(few)} <= {65, 66, 67}
 
 
 def test_an_operator_may_know_better_how_often_the_job_fails() -> None:
-    habits = Habits(mtbf_h=2.0, announced=0.5)
-    trace = drawn(LLAMA, Job(16, hours=2000.0), 0, habits, seed=1)
-    hosts = [f for f in trace if f.fells is Fells.HOST and f.warned is not Warned.DRAIN]
+    assumptions = FaultAssumptions(mtbf_h=2.0, announced=0.5)
+    trace = drawn(LLAMA, Job(16, hours=2000.0), 0, assumptions, seed=1)
+    hosts = [f for f in trace if f.scope is FaultScope.HOST and f.warned is not Warned.DRAIN]
 
     assert len(trace) == pytest.approx(1000, abs=100)
     found = sum(f.warned is Warned.FINDING for f in hosts)
@@ -46,7 +46,7 @@ def test_an_operator_may_know_better_how_often_the_job_fails() -> None:
 
 
 def test_the_same_seed_draws_the_same_trace() -> None:
-    one, same, other = (drawn(LLAMA, Job(64), 2, Habits(), seed=s) for s in (1, 1, 2))
+    one, same, other = (drawn(LLAMA, Job(64), 2, FaultAssumptions(), seed=s) for s in (1, 1, 2))
 
     assert one == same != other
 

@@ -29,7 +29,7 @@ class Price(Struct, frozen=True):
         return self.gpu_hour * self.gpus * hours
 
 
-class Option(Struct, frozen=True):
+class PricedSetup(Struct, frozen=True):
     """One setup, with its price."""
 
     outcome: Outcome
@@ -55,9 +55,9 @@ class Option(Struct, frozen=True):
 class Advice(Struct, frozen=True):
     """What to do, and the alternatives."""
 
-    best: Option
-    options: tuple[Option, ...]
-    rivals: tuple[Option, ...]
+    best: PricedSetup
+    setups: tuple[PricedSetup, ...]
+    rivals: tuple[PricedSetup, ...]
     """The best restart and the best elastic job."""
     checkpoint_s: float
     """Training time between checkpoints; 0: none were asked for."""
@@ -71,13 +71,13 @@ def mean(found: Sequence[Outcome]) -> Outcome:
     """The mean of outcomes of one setup on several traces."""
     first = found[0]
     causes = dict.fromkeys(cause for one in found for cause in one.lost)
-    answers = dict.fromkeys(name for one in found for name in one.counts)
+    reasons = dict.fromkeys(name for one in found for name in one.counts)
     return structs.replace(
         first,
         useful=fmean(one.useful for one in found),
         lost={c: fmean(one.lost.get(c, 0.0) for one in found) for c in causes},
         faults=fmean(one.faults for one in found),
-        counts={n: fmean(one.counts.get(n, 0) for one in found) for n in answers},
+        counts={n: fmean(one.counts.get(n, 0) for one in found) for n in reasons},
         checkpoint_s=fmean(one.checkpoint_s for one in found),
     )
 
@@ -87,7 +87,7 @@ def snapshot_steps(job: Job, costs: Costs, loss_every_s: float) -> int:
 
     ``loss_every_s``: mean time between losses of a host of the job.
     """
-    if not job.unique:
+    if not job.state_exists_once:
         return 0
     every_s = checkpoint_every_s(costs.snapshot_s, loss_every_s)
     if not every_s:
@@ -109,7 +109,7 @@ def recommended(
     )
     return Advice(
         best=best,
-        options=tuple(ours),
+        setups=tuple(ours),
         rivals=rivals,
         checkpoint_s=best.outcome.checkpoint_s,
         snapshot_steps=steps,
@@ -119,7 +119,7 @@ def recommended(
 
 def _priced(
     runs: Mapping[RecoverySetup, Sequence[Outcome]], job: Job, price: Price
-) -> Iterator[Option]:
+) -> Iterator[PricedSetup]:
     means = {setup: mean(found) for setup, found in runs.items()}
     for setup, outcomes in runs.items():
         one = means[setup]
@@ -132,7 +132,7 @@ def _priced(
         fewer = means.get(RecoverySetup(method, setup.standbys - 1))
         gained = one.useful - fewer.useful if fewer is not None else 0.0
         paid = price.host_hours(job.hours) * (job.hosts + setup.standbys)
-        yield Option(
+        yield PricedSetup(
             outcome=one,
             least=min(o.goodput for o in outcomes),
             greatest=max(o.goodput for o in outcomes),
@@ -143,7 +143,7 @@ def _priced(
         )
 
 
-def _cheapest(found: Sequence[Option]) -> Option:
+def _cheapest(found: Sequence[PricedSetup]) -> PricedSetup:
     """The cheapest; of equal ones that with fewer standbys, then the warm one."""
     least = min(option.useful_hour for option in found)
     same = [o for o in found if o.useful_hour <= least * (1.0 + SAME)]
@@ -166,7 +166,7 @@ def sentences(advice: Advice, job: Job, costs: Costs) -> Iterator[str]:
             f"Take a checkpoint every {_time(advice.checkpoint_s)} of training: then checkpoints "
             "and repeated steps together lose least, to first order."
         )
-    if not job.unique:
+    if not job.state_exists_once:
         yield "No snapshots in memory are needed, since each state has a replica on another host."
     elif costs.snapshot_s:
         yield (
@@ -180,7 +180,7 @@ def sentences(advice: Advice, job: Job, costs: Costs) -> Iterator[str]:
         )
 
 
-def _what(best: Option) -> str:
+def _what(best: PricedSetup) -> str:
     number, method = best.setup.standbys, best.setup.method
     if not number:
         return "Keep no standby."
@@ -225,7 +225,7 @@ def _kinds(advice: Advice) -> Iterator[str]:
     )
 
 
-def _rival(rival: Option, best: Option) -> str:
+def _rival(rival: PricedSetup, best: PricedSetup) -> str:
     what = {
         RecoveryMethod.RESTART: "Restarting from checkpoints",
         RecoveryMethod.ELASTIC: "An elastic job, which trains other batches meanwhile,",
@@ -240,8 +240,8 @@ def _rival(rival: Option, best: Option) -> str:
     )
 
 
-def _found(advice: Advice, setup: RecoverySetup) -> Option | None:
-    return next((o for o in advice.options if o.setup == setup), None)
+def _found(advice: Advice, setup: RecoverySetup) -> PricedSetup | None:
+    return next((o for o in advice.setups if o.setup == setup), None)
 
 
 def _time(seconds: float) -> str:

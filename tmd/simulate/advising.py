@@ -11,7 +11,7 @@ from tmd.cli import output
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import compare, options, tables
-from tmd.simulate.advice import Advice, Option, Price, recommended, sentences, snapshot_steps
+from tmd.simulate.advice import Advice, Price, PricedSetup, recommended, sentences, snapshot_steps
 from tmd.simulate.options import Source
 from tmd.simulate.playing import played
 from tmd.simulate.values import Fault, Job, RecoveryMethod
@@ -52,7 +52,7 @@ def advise(
     if not 0 < price < float("inf"):
         raise ConfigError(f"--price {price:g}: give a price above 0")
     job = options.job_of(hosts, replica_hosts, days)
-    source = Source(failures, trace, options.habits_of(repair_h, notice_h, announced, mtbf_h))
+    source = Source(failures, trace, options.assumptions_of(repair_h, notice_h, announced, mtbf_h))
     sourced = options.costs_of(costs, cost)
     traces = source.traces(job, standbys, seed, runs)
     steps = snapshot_steps(job, sourced.costs, _loss_every_s(job, traces))
@@ -90,11 +90,11 @@ def _table(advice: Advice, hosts: int) -> Table:
         "costs",
     )
     return output.table(
-        head, (_row(o, hosts) for o in advice.options), title="Standbys, one more at a time"
+        head, (_row(o, hosts) for o in advice.setups), title="Standbys, one more at a time"
     )
 
 
-def _row(option: Option, hosts: int) -> tuple[str, ...]:
+def _row(option: PricedSetup, hosts: int) -> tuple[str, ...]:
     shown = (
         option.setup.name,
         f"{option.outcome.goodput:.2%}",

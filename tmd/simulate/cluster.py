@@ -54,13 +54,19 @@ class SimulatedCluster:
     """Hosts, the record of the job, and the leader's turns."""
 
     def __init__(
-        self, job: Job, standbys: int, hot: int, every: int, rules: OperatorRules, follow_s: float
+        self,
+        job: Job,
+        standbys: int,
+        hot: int,
+        snapshot_steps: int,
+        rules: OperatorRules,
+        follow_s: float,
     ) -> None:
-        """``every``: steps between two snapshots. ``follow_s``: until a new shadow is in step."""
+        """``snapshot_steps``: between snapshots. ``follow_s``: until a new shadow is in step."""
         self._rules, self._follow_s = rules, follow_s
         self._wanted = ShadowGoals(hot=hot)
         self._number = 0
-        self._now = Situation(job, every)
+        self._now = Situation(job, snapshot_steps)
         for number in range(job.hosts + standbys):
             self.add(f"host-{number:06}")
         waiting = list(self._now.machines)[job.hosts :]

@@ -16,9 +16,9 @@ from tmd.simulate.ledger import TrainingPace
 from tmd.simulate.restarting import Restarting
 from tmd.simulate.shrinking import Shrinking
 from tmd.simulate.standing_by import StandingBy
-from tmd.simulate.values import Fault, Fells, Job, Outcome, RecoveryMethod, RecoverySetup
+from tmd.simulate.values import Fault, FaultScope, Job, Outcome, RecoveryMethod, RecoverySetup
 
-ANNOUNCED = "drain_degraded"
+DRAIN_POLICY = "drain_degraded"
 """The policy that moves ranks off a host before it fails."""
 
 
@@ -42,8 +42,8 @@ def rules_of(settings: Settings, *, announced: bool) -> OperatorRules:
         ConfigError: a policy is not installed.
     """
     enabled = settings.policies.enabled
-    if announced and ANNOUNCED not in enabled:
-        policies = structs.replace(settings.policies, enabled=(*enabled, ANNOUNCED))
+    if announced and DRAIN_POLICY not in enabled:
+        policies = structs.replace(settings.policies, enabled=(*enabled, DRAIN_POLICY))
         settings = structs.replace(settings, policies=policies)
     limits = structs.replace(settings.limits.limits(), hold_s=0.0)
     return OperatorRules(load_policies(settings), settings.breaker.rules(), limits)
@@ -59,8 +59,8 @@ def outcome(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> Outco
     """The outcome of one setup."""
     pace = pace_of(study, trace, setup)
     places = study.job.hosts + setup.standbys
-    seen = [f for f in trace if f.fells is Fells.JOB or f.place < places]
-    return run(seen, study.job, setup, _response(study, setup), pace, study.costs.rejoin_s)
+    seen = [f for f in trace if f.scope is FaultScope.JOB or f.place < places]
+    return run(seen, study.job, setup, _handling(study, setup), pace, study.costs.rejoin_s)
 
 
 def pace_of(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> TrainingPace:
@@ -72,7 +72,11 @@ def pace_of(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> Train
         # One that costs nothing is taken after each step.
         every = max(costs.step_s, checkpoint_every_s(costs.save_s, gap_s))
     tmd, steps = setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT), study.snapshot_steps
-    snapshots = costs.snapshot_s / (steps * costs.step_s) if tmd and job.unique and steps else 0.0
+    snapshots = (
+        costs.snapshot_s / (steps * costs.step_s)
+        if tmd and job.state_exists_once and steps
+        else 0.0
+    )
     shadow = costs.hot_share * setup.standbys if setup.method is RecoveryMethod.HOT else 0.0
     return TrainingPace(costs.step_s, every, costs.save_s, snapshots, shadow)
 
@@ -83,29 +87,29 @@ def _rewinds(trace: Sequence[Fault], job: Job, setup: RecoverySetup) -> int:
     Without a replica the loss of two neighbours at once also ends all. That is rare, and left out.
     """
     keeps = setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT) or (
-        setup.method is RecoveryMethod.ELASTIC and not job.unique
+        setup.method is RecoveryMethod.ELASTIC and not job.state_exists_once
     )
     every = interruptions(trace, job)
     return every - losses(trace, job) if keeps else every
 
 
-def _response(study: Study, setup: RecoverySetup) -> LossHandling:
+def _handling(study: Study, setup: RecoverySetup) -> LossHandling:
     job, costs = study.job, study.costs
     if setup.method is RecoveryMethod.RESTART:
         return Restarting(job, setup.standbys, costs)
     if setup.method is RecoveryMethod.ELASTIC:
         return Shrinking(job, setup.standbys, costs)
     hot = setup.standbys if setup.method is RecoveryMethod.HOT else 0
-    every = study.snapshot_steps if job.unique else 0
+    every = study.snapshot_steps if job.state_exists_once else 0
     cluster = SimulatedCluster(job, setup.standbys, hot, every, study.rules, costs.prepare_s)
     return StandingBy(cluster, costs)
 
 
 def losses(trace: Sequence[Fault], job: Job) -> int:
     """How often ``trace`` takes a host or a worker from a rank."""
-    return sum(f.fells is not Fells.JOB and f.place < job.hosts for f in trace)
+    return sum(f.scope is not FaultScope.JOB and f.place < job.hosts for f in trace)
 
 
 def interruptions(trace: Sequence[Fault], job: Job) -> int:
     """Faults of ``trace`` that concern the job's own hosts, or all of it."""
-    return sum(f.fells is Fells.JOB or f.place < job.hosts for f in trace)
+    return sum(f.scope is FaultScope.JOB or f.place < job.hosts for f in trace)

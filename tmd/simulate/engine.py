@@ -20,11 +20,11 @@ from tmd.simulate.values import (
     HOUR,
     Cause,
     Fault,
-    Fells,
+    FaultScope,
     Job,
+    NextPhase,
     Outcome,
     RecoverySetup,
-    Turn,
     Warned,
     WorkDone,
 )
@@ -39,37 +39,37 @@ class LossHandling(Protocol):
     def has(self, host: str) -> bool:
         """Whether ``host`` is up."""
 
-    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> NextPhase | None:
         """``host`` will be lost later."""
 
-    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> NextPhase | None:
         """``host``, or only its worker, is lost."""
 
-    def crashed(self, now: float, work: WorkDone) -> Turn | None:
+    def crashed(self, now: float, work: WorkDone) -> NextPhase | None:
         """All workers have ended."""
 
-    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> NextPhase | None:
         """``host``, or only its worker, is back."""
 
-    def proceed(self, now: float, work: WorkDone) -> Turn | None:
-        """The time of the latest answer is over."""
+    def proceed(self, now: float, work: WorkDone) -> NextPhase | None:
+        """The time of the latest decision is over."""
 
 
 class _Run:
     """One run; the methods are its events."""
 
     def __init__(
-        self, response: LossHandling, pace: TrainingPace, whole_s: float, rejoin_s: float
+        self, handling: LossHandling, pace: TrainingPace, whole_s: float, rejoin_s: float
     ) -> None:
-        self.response = response
+        self.handling = handling
         self.ledger = TimeLedger(pace)
         self.counts: Counter[str] = Counter()
         self.struck = 0
         self._whole_s, self._rejoin_s = whole_s, rejoin_s
         self._now = 0.0
         self._phase = JobPhase.TRAINING
-        self._turn = Turn(PhaseEvent.TRAINS)
-        self._queue: list[tuple[float, int, Callable[[], Turn | None]]] = []
+        self._chosen = NextPhase(PhaseEvent.TRAINS)
+        self._queue: list[tuple[float, int, Callable[[], NextPhase | None]]] = []
         self._order = count()
         self._timer = 0
         self._returns: dict[str, int] = {}
@@ -85,12 +85,12 @@ class _Run:
         while self._queue and self._queue[0][0] < self._whole_s:
             at, _, event = heapq.heappop(self._queue)
             self._pass(at)
-            turn = event()
-            if turn is not None:
-                self._take(turn)
+            chosen = event()
+            if chosen is not None:
+                self._take(chosen)
         self._pass(self._whole_s)
 
-    def _at(self, when: float, event: Callable[[], Turn | None]) -> None:
+    def _at(self, when: float, event: Callable[[], NextPhase | None]) -> None:
         if math.isfinite(when):
             heapq.heappush(self._queue, (when, next(self._order), event))
 
@@ -98,66 +98,66 @@ class _Run:
         """Count the time up to ``until``."""
         seconds, self._now = until - self._now, until
         if self._phase is JobPhase.TRAINING:
-            self.ledger.train(seconds, self._turn.speed)
+            self.ledger.train(seconds, self._chosen.speed)
         else:
-            assert self._turn.cause is not None
-            self.ledger.stand(seconds, self._turn.cause)
+            assert self._chosen.cause is not None
+            self.ledger.stand(seconds, self._chosen.cause)
 
-    def _take(self, turn: Turn) -> None:
-        for loss in turn.losses:
+    def _take(self, chosen: NextPhase) -> None:
+        for loss in chosen.losses:
             self.ledger.lose(loss)
-        if turn.from_checkpoint:
+        if chosen.from_checkpoint:
             self.ledger.from_checkpoint()
-        self._phase = after(self._phase, turn.event)
-        if turn.event is not PhaseEvent.TRAINS:
-            self.counts[str(turn.cause)] += 1
-        self._turn = turn
+        self._phase = after(self._phase, chosen.event)
+        if chosen.event is not PhaseEvent.TRAINS:
+            self.counts[str(chosen.cause)] += 1
+        self._chosen = chosen
         self._timer += 1
-        self._at(self._now + turn.lasts_s, partial(self._ended, self._timer))
+        self._at(self._now + chosen.lasts_s, partial(self._ended, self._timer))
 
-    def _ended(self, number: int) -> Turn | None:
-        """The time of an answer is over, unless a later one has replaced it."""
+    def _ended(self, number: int) -> NextPhase | None:
+        """The time of a decision is over, unless a later one has replaced it."""
         if number != self._timer:
             return None
-        return self.response.proceed(self._now, self.ledger.work)
+        return self.handling.proceed(self._now, self.ledger.work)
 
-    def _warn(self, fault: Fault) -> Turn | None:
-        host = self.response.at(fault.place)
+    def _warn(self, fault: Fault) -> NextPhase | None:
+        host = self.handling.at(fault.place)
         if host is None:
             return None
         self._at(fault.at_s, partial(self._strike, fault, host))
-        return self.response.warned(host, fault.warned, self._now, self.ledger.work)
+        return self.handling.warned(host, fault.warned, self._now, self.ledger.work)
 
-    def _strike(self, fault: Fault, named: str | None) -> Turn | None:
+    def _strike(self, fault: Fault, named: str | None) -> NextPhase | None:
         work = self.ledger.work
-        if fault.fells is Fells.JOB:
+        if fault.scope is FaultScope.JOB:
             self.struck += 1
-            return self.response.crashed(self._now, work)
-        host = named or self.response.at(fault.place)
-        if host is None or not self.response.has(host):
+            return self.handling.crashed(self._now, work)
+        host = named or self.handling.at(fault.place)
+        if host is None or not self.handling.has(host):
             return None
         self.struck += 1
-        away = self._rejoin_s if fault.fells is Fells.WORKER else fault.repair_s
+        away = self._rejoin_s if fault.scope is FaultScope.WORKER else fault.repair_s
         self._returns[host] = number = self.struck
         self._at(self._now + away, partial(self._back, host, number))
-        return self.response.lost(host, fault, self._now, work)
+        return self.handling.lost(host, fault, self._now, work)
 
-    def _back(self, host: str, number: int) -> Turn | None:
+    def _back(self, host: str, number: int) -> NextPhase | None:
         if self._returns[host] != number:
             return None
-        return self.response.came(host, self._now, self.ledger.work)
+        return self.handling.came(host, self._now, self.ledger.work)
 
 
 def run(
     trace: Sequence[Fault],
     job: Job,
     setup: RecoverySetup,
-    response: LossHandling,
+    handling: LossHandling,
     pace: TrainingPace,
     rejoin_s: float,
 ) -> Outcome:
     """The outcome of ``setup`` on ``trace``."""
-    one = _Run(response, pace, job.whole_s, rejoin_s)
+    one = _Run(handling, pace, job.whole_s, rejoin_s)
     one.play(trace)
     lost = {cause: seconds / HOUR for cause, seconds in one.ledger.lost_s.items() if seconds > 0}
     return Outcome(

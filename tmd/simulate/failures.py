@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from tmd.core.values.errors import ConfigError
-from tmd.simulate.values import HOUR, Fault, Fells, Job, Warned
+from tmd.simulate.values import HOUR, Fault, FaultScope, Job, Warned
 
 DATA = "failures.toml"
 DAY_H = 24.0
@@ -21,7 +21,7 @@ class Component(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     count: int
-    fells: Fells
+    scope: FaultScope
     planned: bool = False
 
 
@@ -38,7 +38,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
         return self.hosts * self.days * DAY_H / component.count
 
 
-class Habits(Struct, frozen=True):
+class FaultAssumptions(Struct, frozen=True):
     """What tables do not say, and an operator knows."""
 
     repair_h: float = 24.0
@@ -69,31 +69,33 @@ def table_named(name: str) -> Table:
     return known[name]
 
 
-def mtbf_h(table: Table, job: Job, habits: Habits) -> float:
+def mtbf_h(table: Table, job: Job, assumptions: FaultAssumptions) -> float:
     """Mean time between faults of the whole job, in hours."""
-    if habits.mtbf_h is not None:
-        return habits.mtbf_h
+    if assumptions.mtbf_h is not None:
+        return assumptions.mtbf_h
     return 1.0 / sum(job.hosts / table.host_hours(c) for c in table.components)
 
 
-def drawn(table: Table, job: Job, standbys: int, habits: Habits, seed: int) -> tuple[Fault, ...]:
+def drawn(
+    table: Table, job: Job, standbys: int, assumptions: FaultAssumptions, seed: int
+) -> tuple[Fault, ...]:
     """One trace of faults, which all setups with at most ``standbys`` standbys share.
 
     Each component of each place has its own random stream. Another standby adds a place, and leaves
     all other faults as they are. Times between faults are exponential.
     """
-    scale = mtbf_h(table, job, habits) / mtbf_h(table, job, Habits())
+    scale = mtbf_h(table, job, assumptions) / mtbf_h(table, job, FaultAssumptions())
     found: list[Fault] = []
     for component in table.components:
         mean_h = scale * table.host_hours(component)
-        if component.fells is Fells.JOB:
+        if component.scope is FaultScope.JOB:
             # A fault of the whole job is drawn once, at the rate of all its hosts together.
             streams, mean_h = [0], mean_h / job.hosts
         else:
             streams = list(range(job.hosts + standbys))
         for place in streams:
             chance = random.Random(f"{seed}/{component.name}/{place}")
-            found += _stream(component, place, mean_h * HOUR, job.whole_s, habits, chance)
+            found += _stream(component, place, mean_h * HOUR, job.whole_s, assumptions, chance)
     return tuple(sorted(found, key=lambda f: (f.at_s, f.place, f.component)))
 
 
@@ -102,7 +104,7 @@ def _stream(
     place: int,
     mean_s: float,
     whole_s: float,
-    habits: Habits,
+    assumptions: FaultAssumptions,
     chance: random.Random,
 ) -> list[Fault]:
     found = []
@@ -111,17 +113,17 @@ def _stream(
         warned = Warned.NOT
         if component.planned:
             warned = Warned.DRAIN
-        elif component.fells is Fells.HOST and chance.random() < habits.announced:
+        elif component.scope is FaultScope.HOST and chance.random() < assumptions.announced:
             warned = Warned.FINDING
         found.append(
             Fault(
                 at_s=at_s,
                 place=place,
                 component=component.name,
-                fells=component.fells,
-                repair_s=chance.expovariate(1.0) * habits.repair_h * HOUR,
+                scope=component.scope,
+                repair_s=chance.expovariate(1.0) * assumptions.repair_h * HOUR,
                 warned=warned,
-                notice_s=habits.notice_h * HOUR,
+                notice_s=assumptions.notice_h * HOUR,
             )
         )
         at_s += chance.expovariate(1.0 / mean_s)

@@ -22,9 +22,9 @@ class TrainingPace(NamedTuple):
     every_s: float = 0.0
     """Training time between two checkpoints; 0 for none."""
     save_s: float = 0.0
-    snapshot: float = 0.0
+    snapshot_share: float = 0.0
     """Time for snapshots, as a share of training."""
-    shadow: float = 0.0
+    shadow_share: float = 0.0
     """Slow-down for hot standbys, as a share of training."""
 
 
@@ -55,8 +55,8 @@ class TimeLedger:
         self.lost_s[Cause.CHECKPOINT] += seconds - training
         useful = self._useful(training, speed)
         self.lost_s[Cause.SHRUNK] += training * (1.0 - speed)
-        self.lost_s[Cause.SNAPSHOT] += useful * pace.snapshot
-        self.lost_s[Cause.SHADOW] += useful * pace.shadow
+        self.lost_s[Cause.SNAPSHOT] += useful * pace.snapshot_share
+        self.lost_s[Cause.SHADOW] += useful * pace.shadow_share
         self.useful_s += useful
         if saved is None:
             self._unsaved_s += useful
@@ -75,7 +75,7 @@ class TimeLedger:
         self._cycle_s = self._unsaved_s = 0.0
 
     def _useful(self, training: float, speed: float) -> float:
-        return training * speed / (1.0 + self.pace.snapshot + self.pace.shadow)
+        return training * speed / (1.0 + self.pace.snapshot_share + self.pace.shadow_share)
 
     def _through(self, seconds: float) -> tuple[float, float | None]:
         """Training time within the next ``seconds``, and how much of it came after the start of the

@@ -55,7 +55,7 @@ def simulate(
     if chart_file is not None:
         chart.check(chart_file)
     job = options.job_of(hosts, replica_hosts, days)
-    source = Source(failures, trace, options.habits_of(repair_h, notice_h, announced, mtbf_h))
+    source = Source(failures, trace, options.assumptions_of(repair_h, notice_h, announced, mtbf_h))
     sourced = options.costs_of(costs, cost)
     rules = options.rules(config, source)
     study = compare.Study(job, sourced.costs, rules, options.pace(checkpoint_s), snapshot_steps)
@@ -87,7 +87,7 @@ def _compared(text: str, standbys: int) -> list[RecoverySetup]:
 
 def _heading(job: Job, source: Source, traces: Sequence[Sequence[Fault]]) -> str:
     struck = sum(compare.interruptions(trace, job) for trace in traces) / len(traces)
-    replicas = "1 replica" if job.unique else f"{job.replicas} replicas"
+    replicas = "1 replica" if job.state_exists_once else f"{job.replicas} replicas"
     return (
         f"{job.hosts} hosts in {replicas}, {job.hours:g} h, {struck:.1f} failures of the job and "
         f"its hosts: {source.name}"

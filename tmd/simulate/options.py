@@ -16,10 +16,8 @@ from tmd.simulate import costs, failures, trace_file
 from tmd.simulate.cluster import OperatorRules
 from tmd.simulate.compare import Study, rules_of
 from tmd.simulate.costs import Sourced
-from tmd.simulate.failures import Habits
+from tmd.simulate.failures import DAY_H, FaultAssumptions
 from tmd.simulate.values import Fault, Job
-
-DAY_H = 24.0
 
 HostsOption = Annotated[int, typer.Option(min=2, help="Hosts that train, without standbys.")]
 ReplicaHostsOption = Annotated[
@@ -80,7 +78,7 @@ class Source(Struct, frozen=True):
     """Name of a published table."""
     file: Path | None
     """A trace of one's own instead."""
-    habits: Habits
+    assumptions: FaultAssumptions
 
     @property
     def name(self) -> str:
@@ -94,8 +92,10 @@ class Source(Struct, frozen=True):
             ConfigError: there is no such table, or the file is wrong.
         """
         if self.file is not None:
-            return trace_file.read(self.file, job.hosts, standbys, self.habits)
-        return failures.drawn(failures.table_named(self.table), job, standbys, self.habits, seed)
+            return trace_file.read(self.file, job.hosts, standbys, self.assumptions)
+        return failures.drawn(
+            failures.table_named(self.table), job, standbys, self.assumptions, seed
+        )
 
     def traces(self, job: Job, standbys: int, seed: int, runs: int) -> list[tuple[Fault, ...]]:
         """One trace for each run; of a file only one."""
@@ -128,7 +128,9 @@ def job_of(hosts: int, replica_hosts: int, days: float) -> Job:
     return Job(hosts, replica_hosts, checked("--days", days) * DAY_H)
 
 
-def habits_of(repair_h: float, notice_h: float, announced: float, mtbf_h: float | None) -> Habits:
+def assumptions_of(
+    repair_h: float, notice_h: float, announced: float, mtbf_h: float | None
+) -> FaultAssumptions:
     """What the options say of failures.
 
     Raises:
@@ -136,7 +138,7 @@ def habits_of(repair_h: float, notice_h: float, announced: float, mtbf_h: float 
     """
     if mtbf_h is not None and checked("--mtbf-h", mtbf_h) <= 0:
         raise ConfigError(f"--mtbf-h {mtbf_h:g}: give hours above 0")
-    return Habits(
+    return FaultAssumptions(
         checked("--repair-h", repair_h),
         checked("--notice-h", notice_h),
         checked("--announced", announced),
@@ -180,7 +182,7 @@ def rules(config: Path | None, source: Source) -> OperatorRules:
     Raises:
         ConfigError: the configuration is wrong.
     """
-    announced = source.habits.announced > 0 or source.file is not None
+    announced = source.assumptions.announced > 0 or source.file is not None
     return rules_of(load(config), announced=announced)
 
 
@@ -189,7 +191,7 @@ def facts(study: Study, source: Source, sourced: Sourced, seed: int) -> dict[str
     return {
         "job": study.job,
         "failures": {"source": source.name, "seed": seed},
-        "habits": source.habits,
+        "assumptions": source.assumptions,
         "costs": sourced.costs,
         "sources": sourced.sources,
     }

@@ -46,7 +46,7 @@ class Situation(Struct):
     """All that the reports follow from."""
 
     job: Job
-    every: int
+    snapshot_steps: int
     """Steps between two snapshots; 0 for none."""
     machines: dict[str, Machine] = {}
     record: JobRecord | None = None
@@ -238,7 +238,7 @@ def _status(
 
 def _kept(situation: Situation, rank: int) -> tuple[Kept, ...]:
     """The copy of its own state, and the second copy that it keeps of the previous rank's."""
-    every, step = situation.every, situation.reached
+    every, step = situation.snapshot_steps, situation.reached
     if not every:
         return ()
     # A loss may halt the job at a step before the one that was recorded at the switch.

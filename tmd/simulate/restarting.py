@@ -5,7 +5,18 @@ from __future__ import annotations
 from tmd.simulate.costs import Costs
 from tmd.simulate.phases import PhaseEvent
 from tmd.simulate.places import Places
-from tmd.simulate.values import Cause, Fault, Fells, Job, LostWork, Turn, Warned, WorkDone
+from tmd.simulate.values import (
+    Cause,
+    Fault,
+    FaultScope,
+    Job,
+    LostWork,
+    NextPhase,
+    Warned,
+    WorkDone,
+    holding,
+    unsaved,
+)
 
 
 class Restarting(Places):
@@ -15,36 +26,36 @@ class Restarting(Places):
         super().__init__(job, spares)
         self._costs = costs
 
-    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> NextPhase | None:
         return None  # the job restarts when the fault comes
 
-    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
-        trained = host in self._ranks if fault.fells is Fells.WORKER else self._remove(host)
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> NextPhase | None:
+        trained = host in self._ranks if fault.scope is FaultScope.WORKER else self._remove(host)
         if not trained:
             return None
         if fault.warned is not Warned.NOT:
             # It saves before the host leaves, so that nothing is repeated.
             return self._restarts((), Cause.PLANNED_MOVE, self._costs.save_s)
-        return self._restarts((LostWork(Cause.REPEATED_STEPS, work.unsaved_s),))
+        return self._restarts(unsaved(work))
 
-    def crashed(self, now: float, work: WorkDone) -> Turn | None:
-        return self._restarts((LostWork(Cause.REPEATED_STEPS, work.unsaved_s),))
+    def crashed(self, now: float, work: WorkDone) -> NextPhase | None:
+        return self._restarts(unsaved(work))
 
-    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> NextPhase | None:
         if self.has(host):
             return None  # only its worker had ended
         self._add(host)
         return self._restarts(()) if None in self._ranks else None
 
-    def proceed(self, now: float, work: WorkDone) -> Turn | None:
-        return Turn(PhaseEvent.TRAINS)
+    def proceed(self, now: float, work: WorkDone) -> NextPhase | None:
+        return NextPhase(PhaseEvent.TRAINS)
 
     def _restarts(
         self, losses: tuple[LostWork, ...], cause: Cause = Cause.RESTART, more_s: float = 0.0
-    ) -> Turn:
+    ) -> NextPhase:
         """The job restarts on all its hosts, or waits for one."""
         self._fill()
         if None in self._ranks:
-            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+            return holding(losses)
         lasts = self._costs.restart_s + more_s
-        return Turn(PhaseEvent.STANDS, lasts, cause, losses, from_checkpoint=True)
+        return NextPhase(PhaseEvent.STANDS, lasts, cause, losses, from_checkpoint=True)

@@ -12,7 +12,17 @@ import math
 from tmd.simulate.costs import Costs
 from tmd.simulate.phases import PhaseEvent
 from tmd.simulate.places import Places
-from tmd.simulate.values import Cause, Fault, Job, LostWork, Turn, Warned, WorkDone
+from tmd.simulate.values import (
+    Cause,
+    Fault,
+    Job,
+    LostWork,
+    NextPhase,
+    Warned,
+    WorkDone,
+    holding,
+    unsaved,
+)
 
 MOMENT_S = 1e-6
 """Rounding of virtual time."""
@@ -29,10 +39,10 @@ class Shrinking(Places):
         self._stands: Cause | None = None
         """Why the job stands still; ``None`` while it trains."""
 
-    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> NextPhase | None:
         return None  # it can only go on without the host, at the fault as well as before
 
-    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> NextPhase | None:
         if not self._remove(host):
             return None
         trained = self._ready.pop(host, None) is None
@@ -44,21 +54,21 @@ class Shrinking(Places):
         planned = fault.warned is not Warned.NOT
         if not self._whole():
             # The state is lost with the last replica, unless it is saved before.
-            return self._restarts(() if planned else _unsaved(work))
+            return self._restarts(() if planned else unsaved(work))
         step = () if planned else (LostWork(Cause.INTERRUPTED_STEP, work.in_step_s),)
         return self._resizes(Cause.PLANNED_MOVE if planned else Cause.RESIZE, step)
 
-    def crashed(self, now: float, work: WorkDone) -> Turn | None:
-        return self._restarts(_unsaved(work))
+    def crashed(self, now: float, work: WorkDone) -> NextPhase | None:
+        return self._restarts(unsaved(work))
 
-    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> NextPhase | None:
         self._add(host)
         self._start(now)
         if self._stands is Cause.HOLD:
             return self._restarts(())
         return self._trains(now) if self._stands is None else None
 
-    def proceed(self, now: float, work: WorkDone) -> Turn | None:
+    def proceed(self, now: float, work: WorkDone) -> NextPhase | None:
         before = self._whole()
         for host in [h for h, at in self._ready.items() if at <= now + MOMENT_S]:
             del self._ready[host]
@@ -67,31 +77,31 @@ class Shrinking(Places):
         self._stands = None
         return self._trains(now)
 
-    # --- answers ----------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
         """Hosts without a rank start for the places of lost ones."""
         for host in self._fill():
             self._ready[host] = now + self._costs.restart_s
 
-    def _trains(self, now: float) -> Turn:
+    def _trains(self, now: float) -> NextPhase:
         until = min(self._ready.values(), default=math.inf)
         speed = self._whole() / self._job.replicas
-        return Turn(PhaseEvent.TRAINS, max(0.0, until - now), speed=speed)
+        return NextPhase(PhaseEvent.TRAINS, max(0.0, until - now), speed=speed)
 
-    def _resizes(self, cause: Cause, losses: tuple[LostWork, ...]) -> Turn:
+    def _resizes(self, cause: Cause, losses: tuple[LostWork, ...]) -> NextPhase:
         self._stands = cause
-        return Turn(PhaseEvent.STANDS, self._costs.resize_s, cause, losses)
+        return NextPhase(PhaseEvent.STANDS, self._costs.resize_s, cause, losses)
 
-    def _restarts(self, losses: tuple[LostWork, ...]) -> Turn:
+    def _restarts(self, losses: tuple[LostWork, ...]) -> NextPhase:
         """All replicas that have their hosts start from a checkpoint, or the job waits for one."""
         if all(None in replica for replica in self._replicas()):
             self._stands = Cause.HOLD
-            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+            return holding(losses)
         self._ready.clear()
         self._stands = Cause.RESTART
         lasts = self._costs.restart_s
-        return Turn(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+        return NextPhase(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
 
     def _whole(self) -> int:
         """Replicas whose hosts all train."""
@@ -103,7 +113,3 @@ class Shrinking(Places):
     def _replicas(self) -> list[list[str | None]]:
         size = self._job.replica_hosts
         return [self._ranks[n : n + size] for n in range(0, len(self._ranks), size)]
-
-
-def _unsaved(work: WorkDone) -> tuple[LostWork, ...]:
-    return (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),)

@@ -6,10 +6,20 @@ from tmd.core.values.model import JobState, Phase, PlanKind
 from tmd.simulate.cluster import SimulatedCluster
 from tmd.simulate.costs import Costs
 from tmd.simulate.phases import PhaseEvent
-from tmd.simulate.values import Cause, Fault, Fells, LostWork, Turn, Warned, WorkDone
+from tmd.simulate.values import (
+    Cause,
+    Fault,
+    FaultScope,
+    LostWork,
+    NextPhase,
+    Warned,
+    WorkDone,
+    holding,
+    unsaved,
+)
 
 FIRST = 2
-"""Number of the step in which the planner takes a new job for one that trains."""
+"""From this step on the planner treats a job as one that trains."""
 
 
 class StandingBy:
@@ -30,16 +40,16 @@ class StandingBy:
     def has(self, host: str) -> bool:
         return self._cluster.has(host)
 
-    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> Turn | None:
+    def warned(self, host: str, how: Warned, now: float, work: WorkDone) -> NextPhase | None:
         if how is Warned.DRAIN:
             self._cluster.drain(host)
         else:
             self._cluster.degrade(host, now)
         return self._looked(now, work) if self._stands is None else None
 
-    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> Turn | None:
+    def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> NextPhase | None:
         needed = self._cluster.needs(host)
-        if fault.fells is Fells.WORKER:
+        if fault.scope is FaultScope.WORKER:
             self._cluster.end_worker(host)
         else:
             self._cluster.remove(host)
@@ -49,10 +59,10 @@ class StandingBy:
             return self._recovered(now, work)
         return self._looked(now, work) if self._stands is None else None
 
-    def crashed(self, now: float, work: WorkDone) -> Turn | None:
-        return self._restarted(now, (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),))
+    def crashed(self, now: float, work: WorkDone) -> NextPhase | None:
+        return self._restarted(now, unsaved(work))
 
-    def came(self, host: str, now: float, work: WorkDone) -> Turn | None:
+    def came(self, host: str, now: float, work: WorkDone) -> NextPhase | None:
         if self._cluster.runs(host):
             return None  # its worker has started with all others
         self._cluster.add(host)
@@ -60,7 +70,7 @@ class StandingBy:
             return self._restarted(now, ()) if self._begins_anew else self._recovered(now, work)
         return self._looked(now, work) if self._stands is None else None
 
-    def proceed(self, now: float, work: WorkDone) -> Turn | None:
+    def proceed(self, now: float, work: WorkDone) -> NextPhase | None:
         if self._stands is None:
             return self._prepared(now, work)
         plan = self._cluster.plan
@@ -69,53 +79,55 @@ class StandingBy:
         self._stands = None
         return self._looked(now, work)
 
-    # --- answers ----------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------
 
     @property
     def _begins_anew(self) -> bool:
         """Whether the job starts from a checkpoint, or waits for hosts to do so."""
         return self._stands in (Cause.RESTART, Cause.HOLD) and self._cluster.plan is None
 
-    def _recovered(self, now: float, work: WorkDone) -> Turn:
+    def _recovered(self, now: float, work: WorkDone) -> NextPhase:
         """The planner's answer to a loss."""
         self._cluster.halt(work.steps, now)
         record, plan = self._cluster.record, self._cluster.plan
         if record.state is JobState.FAILED:
-            return self._restarted(now, (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),))
+            return self._restarted(now, unsaved(work))
         interrupted = (LostWork(Cause.INTERRUPTED_STEP, work.in_step_s),)
         if plan is None or plan.phase is not Phase.SYNC:
             self._stands = Cause.HOLD
-            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=interrupted)
+            return NextPhase(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=interrupted)
         joiners = [(m.rank, m.joiner) for m in plan.moves if m.joiner is not None]
         hot = all(self._cluster.follows(joiner.host, rank) for rank, joiner in joiners)
         self._stands = Cause.FAILOVER
         if hot and plan.rollback is None:  # the step goes on
-            return Turn(PhaseEvent.STANDS, self._costs.hot_s, Cause.FAILOVER)
+            return NextPhase(PhaseEvent.STANDS, self._costs.hot_s, Cause.FAILOVER)
         back = (work.steps - (plan.resume or 0)) * self._costs.step_s
         repeated = LostWork(Cause.REPEATED_STEPS, max(0.0, back))
-        return Turn(PhaseEvent.STANDS, self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated))
+        return NextPhase(
+            PhaseEvent.STANDS, self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated)
+        )
 
-    def _restarted(self, now: float, losses: tuple[LostWork, ...]) -> Turn:
+    def _restarted(self, now: float, losses: tuple[LostWork, ...]) -> NextPhase:
         enough = self._cluster.restart()
         self._stands = Cause.RESTART if enough else Cause.HOLD
         if not enough:
-            return Turn(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+            return holding(losses)
         lasts = self._costs.restart_s
-        return Turn(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+        return NextPhase(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
 
-    def _looked(self, now: float, work: WorkDone) -> Turn:
+    def _looked(self, now: float, work: WorkDone) -> NextPhase:
         """The job trains; the leader looks, and may open a planned move."""
         self._cluster.decide(work.steps + FIRST, now)
         plan = self._cluster.plan
         if plan is None or plan.phase is not Phase.PREPARE:
-            return Turn(PhaseEvent.TRAINS)
+            return NextPhase(PhaseEvent.TRAINS)
         if plan.id != self._move[0]:
             self._move = (plan.id, now + self._costs.prepare_s)
-        return Turn(PhaseEvent.TRAINS, max(0.0, self._move[1] - now))
+        return NextPhase(PhaseEvent.TRAINS, max(0.0, self._move[1] - now))
 
-    def _prepared(self, now: float, work: WorkDone) -> Turn | None:
+    def _prepared(self, now: float, work: WorkDone) -> NextPhase | None:
         """The joiners of a planned move are ready."""
         if not self._cluster.switch(work.steps + FIRST, now):
             return None
         self._stands = Cause.PLANNED_MOVE
-        return Turn(PhaseEvent.STANDS, self._costs.move_s, Cause.PLANNED_MOVE)
+        return NextPhase(PhaseEvent.STANDS, self._costs.move_s, Cause.PLANNED_MOVE)

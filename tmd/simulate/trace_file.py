@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words, os_reason
-from tmd.simulate.failures import Habits
-from tmd.simulate.values import HOUR, Fault, Fells, Warned
+from tmd.simulate.failures import FaultAssumptions
+from tmd.simulate.values import HOUR, Fault, FaultScope, Warned
 
 
 class FaultRow(Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class FaultRow(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = ""
     """Any name: the first names stand for the ranks, in the order in which they appear."""
     component: str = "unknown"
-    fells: Fells = Fells.HOST
+    scope: FaultScope = FaultScope.HOST
     repair_h: float | None = None
     """Hours until the host is back."""
     warned: Warned = Warned.NOT
@@ -36,7 +36,7 @@ class FaultRow(Struct, frozen=True, forbid_unknown_fields=True):
     """Hours from the warning to the fault."""
 
 
-def read(file: Path, hosts: int, standbys: int, habits: Habits) -> tuple[Fault, ...]:
+def read(file: Path, hosts: int, standbys: int, assumptions: FaultAssumptions) -> tuple[Fault, ...]:
     """The faults of ``file``, in the order of their times.
 
     Raises:
@@ -53,14 +53,14 @@ def read(file: Path, hosts: int, standbys: int, habits: Habits) -> tuple[Fault, 
         where = f"{file}, line {number}"
         row = _row(values, where)
         place = _place(row, names, hosts + standbys, where)
-        repair_h = habits.repair_h if row.repair_h is None else row.repair_h
-        notice_h = habits.notice_h if row.notice_h is None else row.notice_h
+        repair_h = assumptions.repair_h if row.repair_h is None else row.repair_h
+        notice_h = assumptions.notice_h if row.notice_h is None else row.notice_h
         found.append(
             Fault(
                 at_s=row.at_h * HOUR,
                 place=place,
                 component=row.component,
-                fells=row.fells,
+                scope=row.scope,
                 repair_s=repair_h * HOUR,
                 warned=row.warned,
                 notice_s=notice_h * HOUR,
@@ -127,13 +127,13 @@ def _row(values: dict[str, Any], where: str) -> FaultRow:
         value = getattr(row, name)
         if value is not None and not 0 <= value < math.inf:
             raise ConfigError(f"{where}: {name} = {value}: give hours of at least 0")
-    if row.fells is not Fells.HOST and row.warned is not Warned.NOT:
-        raise ConfigError(f"{where}: only a fault that fells a host can be warned of")
+    if row.scope is not FaultScope.HOST and row.warned is not Warned.NOT:
+        raise ConfigError(f"{where}: only a fault that takes down a host can be warned of")
     return row
 
 
 def _place(row: FaultRow, names: dict[str, int], places: int, where: str) -> int:
-    if row.fells is Fells.JOB:
+    if row.scope is FaultScope.JOB:
         return 0
     if (row.place is None) == (not row.host):
         raise ConfigError(f"{where}: give either 'place' or 'host'")

@@ -17,7 +17,7 @@ from tmd.simulate.phases import PhaseEvent
 HOUR = 3600.0
 
 
-class Fells(StrEnum):
+class FaultScope(StrEnum):
     """What a fault takes away."""
 
     HOST = "host"  # until it is repaired
@@ -41,7 +41,7 @@ class Fault(Struct, frozen=True):
     """Below the number of hosts in the job: the host that holds this rank at that time. Otherwise
     a standby; the first one has the number of hosts as its place."""
     component: str
-    fells: Fells = Fells.HOST
+    scope: FaultScope = FaultScope.HOST
     repair_s: float = 0.0
     """Time until the host is back; of a worker: see ``Costs.rejoin_s``."""
     warned: Warned = Warned.NOT
@@ -104,7 +104,7 @@ class Job(Struct, frozen=True):
         return self.hosts // self.replica_hosts
 
     @property
-    def unique(self) -> bool:
+    def state_exists_once(self) -> bool:
         """Whether the state of a rank exists once."""
         return self.replicas == 1
 
@@ -127,12 +127,17 @@ class LostWork(NamedTuple):
     seconds: float
 
 
-class Turn(NamedTuple):
+def unsaved(work: WorkDone) -> tuple[LostWork, ...]:
+    """All that is lost if the job goes on from its latest checkpoint."""
+    return (LostWork(Cause.REPEATED_STEPS, work.unsaved_s),)
+
+
+class NextPhase(NamedTuple):
     """What a job does from now on, after an event."""
 
     event: PhaseEvent
     lasts_s: float = math.inf
-    """The setup is asked again after this time."""
+    """Time after which the method decides again."""
     cause: Cause | None = None
     """The cause for which the time of the new phase counts as lost; ``None`` while the job
     trains."""
@@ -141,6 +146,11 @@ class Turn(NamedTuple):
     """Share of the replicas that train."""
     from_checkpoint: bool = False
     """Whether the job goes on from a checkpoint."""
+
+
+def holding(losses: tuple[LostWork, ...]) -> NextPhase:
+    """The job waits for a host, and goes on from a checkpoint then."""
+    return NextPhase(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
 
 
 class Outcome(Struct, frozen=True):
