@@ -176,10 +176,25 @@ def test_status_shows_the_cluster_at_a_glance(config, running):
         assert word in done.stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--json",)])
-def test_watching_without_a_terminal_is_refused(config, more):
-    """Rich would draw nothing there, for ever."""
-    done = tmd("status", "--watch", *more, "-c", config)
+@pytest.mark.parametrize(
+    ("terminal", "kind", "more"),
+    [(False, "xterm", ()), (True, "dumb", ()), (True, "xterm", ("--json",))],
+)
+def test_watching_where_nothing_would_be_drawn_is_refused(config, terminal, kind, more):
+    """Rich would draw nothing, for ever."""
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tmd.cli", "status", "--watch", *more, "-c", str(config)],
+            stdout=theirs if terminal else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            env={**ENVIRONMENT, "TERM": kind},
+        )
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
     assert done.returncode == 2
     assert "--watch needs a terminal" in done.stderr
@@ -1031,18 +1046,22 @@ def test_json_on_stdout_is_nothing_but_json(verb, config, store, running):
     assert "the secret of this host does not verify" in done.stderr
 
 
-def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tmp_path):
-    """Redis is killed and comes back; the verb says so once, and sees the end of the drain."""
+@pytest.mark.parametrize("drained", [True, False], ids=["with its drains", "empty"])
+def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tmp_path, drained):
+    """Redis is killed and comes back; the verb says so once, and sees the end of the drain. Without
+    the drain the host might get a rank again."""
     path = tmp_path / "tmd.toml"
     (tmp_path / "redis").mkdir()
     settings = f"[redis]\nurl = 'unix://{tmp_path}/redis/redis.sock'\n[host]\nname = 'h1'\n"
     path.write_text(f"[cluster]\nname = 'c'\nsecret = '0123456789abcdef'\n{settings}")
     run = runner(load(path))
 
-    async def fill(s, *hosts):
+    async def fill(s, *hosts, drained=True):
         for host in ("h1", "h2", "h3"):
             await s.put_host(HostStatus(host, "i", at=time.time()), ttl_s=60, wake=False)
         await s.put_job(record(*hosts), expected=0)
+        if drained:
+            await s.drain(DrainRequest("h1", "d1", by="ann"))
 
     with embedded.redis(tmp_path / "redis", binary=redis_binary):
         run(lambda s: fill(s, "h1", "h2"))
@@ -1057,12 +1076,13 @@ def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tm
     try:
         away = waiting.stderr.readline()
         with embedded.redis(tmp_path / "redis", binary=redis_binary):
-            run(lambda s: fill(s, "h3", "h2"))
+            run(lambda s: fill(s, "h3", "h2", drained=drained))
             output, errors = waiting.communicate(timeout=30)
     finally:
         waiting.kill()
         waiting.wait()
 
     assert "trying again" in away
-    assert waiting.returncode == 0, errors
-    assert "h1 holds no rank" in output
+    assert waiting.returncode == (0 if drained else 1), errors
+    assert ("h1 holds no rank" in output) is drained
+    assert ("h1 is no longer drained: run 'tmd drain h1' again" in errors) is not drained

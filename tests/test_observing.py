@@ -197,6 +197,35 @@ def test_running_a_detector_that_is_not_there_is_an_error(config):
     assert "nic" in done.stderr
 
 
+UNSURE = """
+from tmd.plugin import Detector, DetectorConfig
+
+class Unsure(Detector):
+    name = "unsure"
+    Config = DetectorConfig
+
+    def supported(self):
+        raise OSError("the tool is broken")
+
+    async def watch(self, ctx):
+        yield
+"""
+
+
+def test_a_detector_that_cannot_say_whether_it_works_is_a_finding_of_the_scan(config, tmp_path):
+    (tmp_path / "unsure.py").write_text(UNSURE)
+    facts = tmp_path / "unsure-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Name: unsure\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[tmd.detectors]\nunsure = unsure:Unsure\n")
+    path = config(more="[plugins]\nallow = ['unsure']\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = tmd("scan", "--json", "--seconds", "3", "-c", path, env=env)
+
+    assert done.returncode == 1, done.stderr
+    assert [a["code"] for a in json.loads(done.stdout)["alerts"]] == ["detector.failed"]
+
+
 # --- doctor ---------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,8 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
         assert len(told) == 6
     lines, expected_lines = ((f / "lines").read_text() for f in (run.cluster.trace, folder))
     assert lines == expected_lines
+    # By the worker whose rank 0 was moved away, and nobody else.
+    assert len((run.cluster.trace / "finished").read_text().splitlines()) == 1
     saved, expected = written(run.cluster.trace, tmp_path), written(folder, tmp_path)
     assert saved.keys() == {name_of(step) for step in SAVED}
     assert saved == expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import torch
 from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tests.marks import thorough
-from tmd.core.values.model import PlanKind
+from tmd.core.values.model import ClusterView, PlanKind, WorkerStatus
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
@@ -42,6 +44,12 @@ async def ends_like(run: Run, undisturbed: tuple[Golden, Path], lost: int) -> No
         assert checkpoint["global_step"] == expected["global_step"], name
         for key, tensor in checkpoint["state_dict"].items():
             assert torch.equal(tensor, expected["state_dict"][key]), f"{name}: {key}"
+
+
+def on_h1(view: ClusterView) -> WorkerStatus:
+    """The worker of the first host."""
+    (worker,) = [each for each in workers(view) if each.worker.startswith("h1/")]
+    return worker
 
 
 def lines_of(folder: Path) -> Counter[str]:
@@ -80,12 +88,15 @@ async def test_rank_0_moves_and_another_rank_is_killed(
     faults = [PACE]
     async with running(tmp_path, redis.url, faults=faults, standby=STANDBYS, script=SCRIPT) as run:
         moved = await run.drain_rank_0()
+        # As when the drained host is switched off: what it has collected is written by now.
+        await run.cluster.until(lambda v: on_h1(v).rank is None, "h1 holds no rank")
+        os.kill(on_h1(await run.cluster.view()).pid, signal.SIGKILL)
         await run.kill(1)
         lost = await run.done("trainer")
 
         assert [m.rank for m in moved.moves] == [0]
         assert lost.kind is PlanKind.FAILOVER
-        await ends_like(run, undisturbed, lost=1)
+        await ends_like(run, undisturbed, lost=2)
     assert validations(run.cluster.trace) == 5
     assert collected(run.cluster.trace) == collected(undisturbed[1])
     versions = sorted((run.cluster.trace / "csv").glob("*/version_*"))

@@ -24,7 +24,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     states: Any = (AcceleratorState, GradientState, PartialState)
     for each in states:

@@ -306,8 +306,8 @@ def test_the_state_of_a_callback_comes_back_as_it_was() -> None:
     from tmd.integrations.lightning.progress import _plain, _restored
 
     state = {"means": Means(torch.ones(0, 3, dtype=torch.float64), 2), "rest": [(1, "a")]}
-    kept = json.loads(json.dumps(_plain({"rest": state["rest"]}, "Mine")))
-    restored = _restored(_plain(state, "Mine"))
+    kept = json.loads(json.dumps(_plain({"rest": state["rest"]})))
+    restored = _restored(_plain(state))
 
     assert restored["means"].values.shape == (0, 3)
     assert restored["means"].values.dtype is torch.float64
@@ -315,16 +315,35 @@ def test_the_state_of_a_callback_comes_back_as_it_was() -> None:
     assert kept == {"rest": [[1, "a"]]}
 
 
-def test_a_large_tensor_in_the_state_of_a_callback_is_refused() -> None:
-    """It would become a list of numbers in each step."""
+def test_a_large_tensor_in_the_state_of_a_callback_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It becomes a list of numbers in each step, unless the session is to keep the callback."""
     import lightning.pytorch as pl
 
-    class Average(pl.Callback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"weights": torch.zeros(1_000_000)}
+    from tmd.integrations.lightning import TmdStrategy
 
-    with pytest.raises(Exception, match=r"a tensor of 1000000 elements in .*Average"):
-        fit(small(), callbacks=[Average()])
+    class Average(pl.Callback):
+        def __init__(self) -> None:
+            self.weights = torch.zeros(100_000)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"weights": self.weights}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.weights = state["weights"]
+
+    average = Average()
+    fit(small(), callbacks=[average])
+    (warning,) = [m for m in caplog.messages if "a tensor of 100000 elements" in m]
+    assert "Average" in warning
+    dist.destroy_process_group()
+    caplog.clear()
+    strategy = TmdStrategy(lambda module: {"sum": module.sum, "average": average})
+    progress = fit(small(), callbacks=[average], strategy=strategy).fit_loop.progress
+
+    assert not any("elements" in m for m in caplog.messages)
+    assert progress.state_dict()["callbacks"].keys().isdisjoint([average.state_key])
 
 
 def test_a_loader_without_a_length_is_refused() -> None:

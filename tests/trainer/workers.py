@@ -17,6 +17,7 @@ from tmd import wire
 from tmd.core.planning.directives import Directive
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.fabric import Fabric, Neutral
+from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.state.replicas import all_alike
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.worker.agent import Agent
@@ -109,9 +110,15 @@ def worker(
     with _started(folder, told) as (daemon, agent, fabric, reporter):
         fabric.sandbox(Neutral(), size - 1, size)
         context = context_of((script or Script(1)).registry(), fabric, several=several)
-        alike, halt = all_alike(size), lambda: None
         parts = assemble(
-            reporter, agent, context, snapshot_every=0, alike=alike, alone=True, halt=halt
+            reporter,
+            agent,
+            context,
+            snapshot_every=0,
+            alike=all_alike(size),
+            alone=True,
+            handovers=Handovers(),
+            halt=lambda: None,
         )
         try:
             yield Worker(daemon, agent, fabric, reporter, context, parts)

@@ -38,7 +38,7 @@ def drain(
         typer.Option("--soft", help="Once empty, the host may take ranks again after a loss."),
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when the host holds no rank.")
+        bool, typer.Option("--wait", help="Return when the host holds no rank and gets none.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
@@ -212,11 +212,16 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
             while True:
                 view, now = await snapshot_when_back(store, printed), time.monotonic()
                 _refuse_unreadable(view)
+                if host not in {request.host for request in view.drains}:
+                    raise TmdError(f"{host} is no longer drained: run 'tmd drain {host}' again")
                 for record in jobs_by_host(view).get(host, ()):
                     holds = True
                     _show_progress(record, printed)
                 free_since = (free_since or now) if is_free(view, host) else None
-                settle_s = SETTLED_S if view.host(host) is not None else GONE_S
+                settle_s = SETTLED_S
+                if view.host(host) is None:
+                    settle_s = GONE_S
+                    say_once(f"{host} is silent: it counts as empty after {GONE_S:g} s", printed)
                 if free_since is not None and now - free_since >= settle_s:
                     break
                 why = _obstacles(view, host)

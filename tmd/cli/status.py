@@ -40,8 +40,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh continuously.")] = False,
 ) -> None:
     """Show hosts, ranks, alerts and migrations."""
-    if watch and (as_json or not console().is_terminal):
-        raise ConfigError("--watch needs a terminal, and excludes --json: run 'tmd status' again")
+    if watch:
+        _check_terminal(as_json)
 
     async def show(store: RedisStore, settings: Settings) -> None:
         if as_json:
@@ -55,6 +55,13 @@ def status(
             draw(render(view, settings.cluster.name, leader))
 
     with_store(config, show)
+
+
+def _check_terminal(as_json: bool) -> None:
+    """Raises ConfigError: Rich would draw nothing."""
+    terminal = console()
+    if as_json or not terminal.is_terminal or terminal.is_dumb_terminal:
+        raise ConfigError("--watch needs a terminal, and excludes --json: run 'tmd status' again")
 
 
 async def _watch(store: RedisStore, cluster: str) -> None:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -29,6 +30,8 @@ from tmd.trainer import Session
 from tmd.trainer.worker.join import joined
 
 T = TypeVar("T")
+
+log = logging.getLogger("tmd.trainer")
 
 
 def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator[list[Any]]:
@@ -53,8 +56,8 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
 
 @contextmanager
 def _at_its_end(loader: Any) -> Iterator[None]:
-    """In this context ``loader`` is at its last batch, as the script expects, although the session
-    has drawn from it beyond that."""
+    """In this context ``loader`` shows its last batch. The session found its end by asking for one
+    more batch, and the loader has ended then."""
     if not isinstance(loader, DataLoaderStateMixin):
         yield
         return
@@ -132,8 +135,10 @@ def _follow(session: Session) -> None:
 
 # --- trackers -------------------------------------------------------------------------------------
 
-_tracked: WeakKeyDictionary[Accelerator, Callable[[], object]] = WeakKeyDictionary()
-"""Accelerator -> makes its trackers, where the script has asked for some."""
+_tracked: WeakKeyDictionary[Accelerator, tuple[tuple[Any, ...], dict[str, Any]]] = (
+    WeakKeyDictionary()
+)
+"""Accelerator -> the arguments with which the script has asked for trackers."""
 
 
 def _follow_with_trackers() -> None:
@@ -143,24 +148,43 @@ def _follow_with_trackers() -> None:
 
     @functools.wraps(make)
     def init_trackers(self: Accelerator, *args: Any, **named: Any) -> None:
-        _tracked[self] = partial(make, self, *args, **named)
-        make(self, *args, **named)
+        session = joined()
+        if session is None:
+            make(self, *args, **named)
+            return
+        if self not in _tracked:
+            session.on_handover(partial(_end_trackers, self))
+        _tracked[self] = args, named
+        if not session.shadowing:
+            make(self, *args, **named)
 
     Accelerator.init_trackers = init_trackers
     for name in ("log", "get_tracker"):
-        setattr(Accelerator, name, _with_trackers(getattr(Accelerator, name)))
+        setattr(Accelerator, name, _with_trackers(getattr(Accelerator, name), make))
 
 
-def _with_trackers(method: Callable[..., T]) -> Callable[..., T]:
+def _with_trackers(method: Callable[..., T], make: Callable[..., object]) -> Callable[..., T]:
     @functools.wraps(method)
     def wrapped(self: Accelerator, *args: Any, **named: Any) -> T:
         session = joined()
         counts = session is not None and not session.shadowing
         if counts and self.is_main_process and not self.trackers and self in _tracked:
-            _tracked[self]()
+            given, more = _tracked[self]
+            try:
+                make(self, *given, **more)
+            except Exception:
+                log.exception("the trackers of accelerator.init_trackers cannot be made here")
+                del _tracked[self]
         return method(self, *args, **named)
 
     return wrapped
+
+
+def _end_trackers(accelerator: Accelerator) -> None:
+    """Another worker makes its own now, and may go on with the same run."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    accelerator.trackers = []
 
 
 _follow_with_trackers()

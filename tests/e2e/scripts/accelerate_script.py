@@ -55,6 +55,11 @@ class Lines(GeneralTracker):
         with self.tracker.open("a") as file:
             file.write(f"{step} {values}\n")
 
+    @on_main_process
+    def finish(self) -> None:
+        with self.tracker.with_name("finished").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
 
 def count_writes(folder: Path) -> None:
     """Append a line to a file for each part of a checkpoint that is written, and each joined one.

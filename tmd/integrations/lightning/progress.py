@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,10 +12,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tmd.integrations.epoch import refuse_rest
-from tmd.integrations.lightning.refused import monitors, refuse_large, refuse_unreduced
+from tmd.integrations.lightning.refused import monitors, refuse_unreduced
 
+log = logging.getLogger("tmd.trainer")
+
+MANY = 65_536
+"""Elements of a tensor in the state of a callback, beyond which a step takes longer."""
 UNSAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 """Attributes of ``ModelCheckpoint`` that its own state lacks."""
 
@@ -33,6 +40,12 @@ class LoopProgress:
         self.runs = 0
         """How often the work between two steps has been done."""
         self._metrics: dict[str, Tensor] = {}
+        self._named: set[int] = set()
+        self._warned: set[str] = set()
+
+    def leave_out(self, named: Iterable[object]) -> None:
+        """Leave callbacks that are among ``named`` to the session, which keeps their tensors."""
+        self._named = {id(each) for each in named}
 
     def keep_metrics(self) -> None:
         """Keep what validation has found and what a callback monitors: they use it later, too."""
@@ -51,11 +64,13 @@ class LoopProgress:
     def state_dict(self) -> dict[str, Any]:
         loops = self._loop.state_dict()
         loops["state_dict"] = {}  # of loaders, whose position is the session's
-        callbacks = {c.state_key: _state_of(c) for c in self._trainer.callbacks}
+        own = (c for c in self._trainer.callbacks if id(c) not in self._named)
+        callbacks = {c.state_key: _state_of(c) for c in own}
+        self._warn_of_large(callbacks)
         return {
             "loops": loops,
-            "callbacks": {key: _plain(value, key) for key, value in callbacks.items() if value},
-            "metrics": _plain(self._metrics, "metrics"),
+            "callbacks": _plain({k: v for k, v in callbacks.items() if v}),
+            "metrics": _plain(self._metrics),
             "pending": self.pending,
             "last": self.last,
             "runs": self.runs,
@@ -64,6 +79,17 @@ class LoopProgress:
             "within": self._loop.ended_within_epoch,
             "began": self.began,
         }
+
+    def _warn_of_large(self, states: dict[str, dict[str, Any]]) -> None:
+        for key, state in states.items():
+            most = max((t.numel() for t in tree_leaves(state) if isinstance(t, Tensor)), default=0)
+            if most > MANY and key not in self._warned:
+                self._warned.add(key)
+                log.warning(
+                    "%s has a tensor of %d elements in its state_dict(), which becomes a list of "
+                    "numbers in each step: name the callback in TmdStrategy(state=...)",
+                    *(key, most),
+                )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limit, now = state["limit"], self._loop.max_steps
@@ -100,17 +126,16 @@ def _load(loop: _Loop, state: dict[str, Any], prefix: str = "") -> None:
             _load(child, state, f"{prefix}{name}.")
 
 
-def _plain(value: Any, owner: str) -> Any:
+def _plain(value: Any) -> Any:
     """``value`` with tensors as plain values: their number may change from step to step."""
     if isinstance(value, Tensor):
-        refuse_large(owner, value)
         dtype = str(value.dtype).removeprefix("torch.")
         shape = list(value.shape)
         return {"tensor": value.detach().cpu().tolist(), "dtype": dtype, "shape": shape}
     if isinstance(value, dict):
-        return {name: _plain(item, owner) for name, item in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return _like(value, [_plain(item, owner) for item in value])
+        return _like(value, [_plain(item) for item in value])
     return value
 
 

@@ -36,12 +36,10 @@ REFUSED = {
     ModelPruning: "it replaces parameters while training runs",
     SpikeDetection: "it asks the other ranks after the vote of a step, and its mean does not move",
     StochasticWeightAveraging: "it replaces the weights outside of a step",
-    ThroughputMonitor: "its clock starts on the worker that begins as rank 0",
+    ThroughputMonitor: "it measures with a clock that a worker which joins has not started",
     Timer: "each rank has a clock of its own: give max_epochs or max_steps",
     WeightAveraging: "its averaged weights are not registered",
 }
-MOST_ELEMENTS = 65_536
-"""Of a tensor in the state of a callback."""
 """Callbacks that a repeated step or another rank's state would make wrong, and why."""
 
 
@@ -221,18 +219,6 @@ def refuse_logged(loop: _TrainingEpochLoop) -> None:
     for metric in loop._results.values():
         if metric.meta.on_epoch and not metric.has_reset:
             _raise(f"self.log({metric.meta.name!r}, on_epoch=True) in training: log each step")
-
-
-def refuse_large(owner: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor in the state of the callback ``owner`` that takes long to keep in each step.
-
-    Raises MisconfigurationException.
-    """
-    if tensor.numel() > MOST_ELEMENTS:
-        _raise(
-            f"a tensor of {tensor.numel()} elements in the state_dict() of {owner}, which is kept "
-            "in each step: have it in an object that you name in TmdStrategy(state=...)"
-        )
 
 
 def monitors(trainer: Trainer) -> set[str]:

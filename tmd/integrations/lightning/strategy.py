@@ -7,6 +7,7 @@ computes and updates in its own way. What a step logs or saves is held back unti
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -24,10 +25,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.loggers.utilities import _log_hyperparams
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
 
 import tmd.trainer
 from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
@@ -38,6 +39,8 @@ from tmd.integrations.lightning.refused import (
     warn_of_epoch_hooks,
 )
 from tmd.trainer.worker.join import joined
+
+log = logging.getLogger("tmd.trainer")
 
 _trained: WeakSet[tmd.trainer.Session] = WeakSet()
 """Sessions with which a ``fit`` has begun."""
@@ -107,20 +110,37 @@ class TmdStrategy(DDPStrategy):
             self._open_loggers()
 
     def _open_loggers(self) -> None:
-        """On a worker that takes rank 0: as Lightning does where training begins."""
+        """On a worker that takes rank 0: let loggers log the hyperparameters, as where training
+        begins. One that fails is left out, since the next worker would not fare better."""
+        opened = []
         for logger in self._trainer.loggers:
             if isinstance(logger, CSVLogger) and logger._experiment is None:
                 # It would delete the lines of the folder's former writer.
                 logger._version = None
-        _log_hyperparams(self._trainer)
+            try:
+                with isolate_rng():  # this step draws what it would draw on another worker
+                    if found := _hyperparameters(self._trainer):
+                        logger.log_hyperparams(found)
+                    logger.save()
+                opened.append(logger)
+            except Exception:
+                log.exception("%s cannot be used on this worker", type(logger).__name__)
+        self._trainer.loggers = opened
+
+    def _save_logs(self) -> None:
+        """Let loggers write what they have collected, while this worker still writes."""
+        if self._began and self._writes:
+            self._writes = False
+            for logger in self._trainer.loggers:
+                logger.save()
 
     def leave(self) -> None:
         """This worker's rank is another's: nothing that Lightning does at its end is written."""
-        if self._began and self._writes:
-            for logger in self._trainer.loggers:
-                logger.save()  # what it has not written yet
-        self._leaves = True
-        self.set_world_ranks()
+        try:
+            self._save_logs()
+        finally:
+            self._leaves = True
+            self.set_world_ranks()
 
     def setup_distributed(self) -> None:
         reset_seed()
@@ -153,13 +173,17 @@ class TmdStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         """Register all that a step changes. Called by the fit loop before its first batch."""
-        others: dict[str, Any] = {"lightning": self._trainer.fit_loop.progress}
+        progress = self._trainer.fit_loop.progress
+        others: dict[str, Any] = {"lightning": progress}
         if self.lr_scheduler_configs:
             others["schedulers"] = [config.scheduler for config in self.lr_scheduler_configs]
         if getattr(self.precision_plugin, "scaler", None) is not None:
             others["scaler"] = self.precision_plugin.scaler
         if self._state is not None:
-            others |= self._state(self.lightning_module)
+            named = self._state(self.lightning_module)
+            progress.leave_out(named.values())
+            others |= named
+        self.session.on_handover(self._save_logs)
         self.session.register(model=self.model, optimizer=self.optimizers, **others)
         if self._checkpoints is not None:
             self.session.checkpoint(**self._checkpoints)
@@ -220,6 +244,15 @@ class TmdStrategy(DDPStrategy):
             yield self._effects
         finally:
             self._trainer.loggers, self._effects, self._will_exist = loggers, None, {}
+
+
+def _hyperparameters(trainer: pl.Trainer) -> dict[str, Any]:
+    """Those of the module and the data module that these have saved for loggers."""
+    found: dict[str, Any] = {}
+    for each in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
+        if each is not None and each._log_hyperparams:
+            found |= each.hparams_initial
+    return {name: value for name, value in found.items() if name != "_class_path"}
 
 
 def _prepare_data(trainer: pl.Trainer) -> None:

@@ -87,6 +87,8 @@ def refuse(args: Any, model: Any) -> None:
         "batch_eval_metrics": args.batch_eval_metrics,
         # It writes from within a step, and each rank decides by itself.
         "enable_jit_checkpoint": getattr(args, "enable_jit_checkpoint", False),
+        # It gathers objects only in the first evaluation, which a worker that joins has not had.
+        "eval_use_gather_object": args.eval_use_gather_object,
         "auto_find_batch_size": args.auto_find_batch_size,
         "eval_on_start": args.eval_on_start,
         "push_to_hub": args.push_to_hub,

@@ -50,8 +50,8 @@ class TrainerProgress:
     """What else a step changes in a trainer, equal on all ranks.
 
     ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.
-    ``late``: this worker has read no checkpoint-N. It gets all from a rank that it takes, or from a
-    checkpoint of the session.
+    ``late``: the state that this worker loads says where training began: it is a standby, or goes
+    on from whatever checkpoint is the newest.
     """
 
     def __init__(self, trainer: Any, begun: str, *, late: bool) -> None:

@@ -17,6 +17,7 @@ from accelerate import PartialState
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import TrainerState, optimization
+from transformers.trainer_utils import get_last_checkpoint
 
 from tmd.core.values.checkpoints import complete
 from tmd.integrations.accelerate import begin_step, refuse_switching
@@ -117,20 +118,28 @@ class Trainer(SavingTrainer):
     # --- set-up -----------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
-        """As in transformers. ``True`` means the newest checkpoint of the session, if it has one.
+        """As in transformers. ``True`` means the newest checkpoint of the session, if it has one,
+        else the newest checkpoint-N, and with neither the beginning.
 
         A standby reads no checkpoint: its state is that of the rank which it takes, and the newest
         checkpoint may be of a later step than the one with which the job began.
         """
-        goes_on = resume_from_checkpoint is True and self._has_session_checkpoint()
-        self._late = goes_on or session().shadowing
-        if self._late:
+        newest = resume_from_checkpoint is True
+        self._late = newest or session().shadowing
+        if session().shadowing or (newest and self._has_session_checkpoint()):
+            resume_from_checkpoint = None
+        elif newest and self._newest_checkpoint() is None:
+            log.warning("%s has no checkpoint: training begins", self.args.output_dir)
             resume_from_checkpoint = None
         return super().train(resume_from_checkpoint, *more, **named)
 
     def _has_session_checkpoint(self) -> bool:
         folder = self.args.session_folder
         return bool(folder) and os.path.isdir(folder) and bool(complete(os.listdir(folder)))
+
+    def _newest_checkpoint(self) -> str | None:
+        folder = self.args.output_dir
+        return get_last_checkpoint(folder) if os.path.isdir(folder) else None
 
     def _prepare_for_training(self, max_steps: int, loader: Any, resumed: Any) -> Any:
         allow_wrapping(self)
@@ -297,12 +306,6 @@ class Trainer(SavingTrainer):
     def _measure(self) -> list[HeldCall]:
         """Log, evaluate and save what is due, and keep back what may happen only once."""
         self._take_rank()
-        # The original gathers objects in its first evaluation and tensors in later ones: a worker
-        # that joins has had none.
-        self.gather_function = partial(
-            self.accelerator.gather_for_metrics,
-            use_gather_object=self.args.eval_use_gather_object,
-        )
         handler, progress, history = self.callback_handler, self._progress, self.state.log_history
         gap = progress.values["gaps"]
         if self._history[0] == gap:

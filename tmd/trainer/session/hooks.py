@@ -14,6 +14,7 @@ from tmd.core.planning.directives import Directive, Leave
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.trainer.protocol.step_vote import VoteKind
+from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
@@ -82,6 +83,8 @@ class StepHooks(Protocol):
 
     @property
     def adoption(self) -> PassHooks: ...
+    @property
+    def handovers(self) -> Handovers: ...
     @property
     def status(self) -> WorkerStatus: ...
     @property

@@ -14,7 +14,11 @@ import logging
 from collections.abc import Iterator, Mapping
 from enum import Enum, auto
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tmd.trainer.session.hooks import StepHooks
+    from tmd.trainer.session.session import Session
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -50,6 +54,28 @@ def kept_rank(frame: FrameType, session: object) -> str:
         # Any source may be here, and none may stop the job.
         log.debug("the script is not searched for a kept rank: %s", error)
         return ""
+
+
+class KeptRankReport:
+    """Reports once where a script decides by an old rank."""
+
+    def __init__(self, session: Session, hooks: StepHooks) -> None:
+        self._session, self._hooks = session, hooks
+        self._found: str | None = None
+        """``None`` before the search; empty if nothing is found, or once it is reported."""
+
+    def search(self, frame: FrameType) -> None:
+        """Search the file of ``frame``, which calls ``batches``, and report what is found."""
+        if self._found is None:
+            self._found = kept_rank(frame, self._session)
+        self.report()
+
+    def report(self) -> None:
+        """On the worker that holds rank 0, or the next one that takes it: all run one script."""
+        if self._found and self._session.rank == 0 and not self._session.shadowing:
+            found, self._found = self._found, ""
+            log.warning(found)
+            self._hooks.warn(rank_kept=found)
 
 
 class _Script:

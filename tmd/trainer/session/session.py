@@ -23,7 +23,7 @@ from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
-from tmd.trainer.session.kept_rank import kept_rank
+from tmd.trainer.session.kept_rank import KeptRankReport
 from tmd.trainer.session.loop import BatchLoop
 from tmd.trainer.session.optimizers import refuse_repeated
 from tmd.trainer.session.repeatable import Repeatable
@@ -64,9 +64,7 @@ class Session:
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
         self._evaluations = Evaluations()
-        self._rank_kept: str | None = None
-        """Where the loop decides by an old rank; ``None`` before the search, empty if nowhere, or
-        once it is reported."""
+        self._kept_rank = KeptRankReport(self, hooks)
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
 
@@ -296,6 +294,16 @@ class Session:
             Repeatable(name or getattr(function, "__name__", ""), function, then)
         )
 
+    def on_handover(self, function: Callable[[], object]) -> None:
+        """Call ``function`` each time that a plan has moved this worker's rank to another worker:
+        flush and close there what it has written for the rank.
+
+        The worker stands by then, and may be ended at any time. A worker that exits with its move,
+        as after ``tmd drain --leave``, leaves :meth:`batches` by ``SystemExit`` instead. After a
+        loss there is nothing that could be called.
+        """
+        self._hooks.handovers.add(function)
+
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""
         return StepSampler(size, batch_size, steps, self._place, seed)
@@ -350,22 +358,13 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
-        if self._rank_kept is None:
-            self._rank_kept = kept_rank(sys._getframe(1), self)
-        self._warn_of_kept_rank()
+        self._kept_rank.search(sys._getframe(1))
         found = self._loop.run(loader, self._local, accumulate, partial)
         self._cycle.leaves_early = leave_early
         if not leave_early:
             return found
         early_exit.refuse(self._wrapped, built=self._build is not None)
         return early_exit.left_early(found, lambda: self._cycle.can_be_left)
-
-    def _warn_of_kept_rank(self) -> None:
-        # All ranks run one script: the worker that holds rank 0 warns, and then one that takes it.
-        if self._rank_kept and self.rank == 0 and not self.shadowing:
-            found, self._rank_kept = self._rank_kept, ""
-            log.warning(found)
-            self._hooks.warn(rank_kept=found)
 
     def step(self) -> Step:
         """Context of one training step; the optimizer is called inside it.
@@ -376,7 +375,7 @@ class Session:
         """
         if self._registry is None or self._loop.feed is None:
             raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
-        self._warn_of_kept_rank()
+        self._kept_rank.report()
         return Step(self._cycle)
 
     def begin(self) -> Step:

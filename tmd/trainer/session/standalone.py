@@ -14,6 +14,7 @@ from torch import nn
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.trainer.protocol.step_vote import VoteKind
+from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.session.hooks import HealthHooks, VoteOutcome
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.data import Feed
@@ -71,6 +72,7 @@ class StandaloneHooks:
 
     def __init__(self) -> None:
         _complete_environment()
+        self.handovers = Handovers()
         rank = int(os.environ["RANK"])
         size = int(os.environ["WORLD_SIZE"])
         self._status = WorkerStatus(

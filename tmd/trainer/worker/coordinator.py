@@ -24,6 +24,7 @@ from tmd.core.values.model import Activity, WorkerStatus
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.protocol.step_vote import VoteKind, agree, gather
+from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
@@ -62,6 +63,7 @@ class Coordinator:
         self._reporter = StatusReporter(status)
         self._switch: Arm | None = None
         self._warmup = Warmup()
+        self.handovers = Handovers()
         self._known: WorkerParts | None = None
 
     # --- set-up -----------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ class Coordinator:
                 snapshot_every=snapshots,
                 alike=alike,
                 alone=self.shadowing,
+                handovers=self.handovers,
                 halt=partial(self._halt, undecided=False),
             )
         else:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tmd.core.values.model import Activity
+from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state.replicas import Partition
@@ -34,6 +35,7 @@ class WorkerParts(NamedTuple):
     driver: ShadowDriver
     recovery: Recovery
     leaving: Leaving
+    handovers: Handovers
     pool: Pool
     continuation: Continuation
 
@@ -61,7 +63,10 @@ class WorkerParts(NamedTuple):
             case Activity.SYNCED:
                 self.recovery.rejoin()
             case Activity.LEFT:
-                self.leaving.wait()
+                if self.leaving.wait():
+                    # Before it reports that it stands by: its host may be switched off then.
+                    self.handovers.run()
+                    self.migration.to_pool()
         return None
 
     def close(self) -> None:
@@ -83,6 +88,7 @@ def assemble(
     snapshot_every: int,
     alike: Partition,
     alone: bool,
+    handovers: Handovers,
     halt: Callable[[], None],
 ) -> WorkerParts:
     """The parts of a worker. ``snapshot_every``: steps, 0 for no snapshots.
@@ -116,6 +122,7 @@ def assemble(
         migration.driver,
         recovery,
         Leaving(reporter, agent, fabric, migration, sources, snapshots),
+        handovers,
         Pool(reporter, agent, context, migration, recovery),
         Continuation(reporter, agent, context, finishing, halt),
     )
