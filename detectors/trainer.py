@@ -102,7 +102,7 @@ class Kills:
         if self._seen and now - self._seen[-1][0] < LOOK_S:
             return
         if self._seen and now - self._seen[-1][0] > FRESH_S:
-            self._seen.clear()  # nobody knows when kills since then were
+            self._seen.clear()  # kills since the last reading cannot be dated
         if (count := self._count()) is not None:
             self._seen.append((now, count))
 
@@ -219,7 +219,7 @@ class TrainerFindings:
             entity=event.worker,
             severity=Severity.WARNING if code in FOR_PEOPLE else Severity.FATAL,
             state=State.RAISED if holds else State.CLEARED,
-            message=message,
+            message=message if holds else "",
             job=event.job,
             event=event.worker if code == EXITED else "",
         )

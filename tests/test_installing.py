@@ -80,8 +80,8 @@ def test_what_is_there_is_overwritten_only_by_force(name: str, tmp_path: Path) -
     forced = tmd("config", "init", "--to", tmp_path, "--force")
 
     assert refused.returncode == 2
-    which = "all but the secret" if name == "secret" else "it"
-    assert f"{tmp_path / name} already exists: --force overwrites {which}" in refused.stderr
+    kept = "keeps the secret and writes the rest" if name == "secret" else "overwrites"
+    assert f"already there: {tmp_path / name}; --force {kept}" in refused.stderr
     assert before == {name: "mine"}
     assert forced.returncode == 0, forced.stderr
     assert (contents(tmp_path)[name] == "mine") == (name == "secret")
@@ -117,7 +117,7 @@ def test_a_dry_run_is_refused_where_the_installation_would_be(tmp_path: Path) ->
     done = tmd("config", "init", "--to", tmp_path, "--dry-run")
 
     assert done.returncode == 2
-    assert f"{tmp_path / 'tmd.toml'} already exists: --force overwrites it" in done.stderr
+    assert f"already there: {tmp_path / 'tmd.toml'}; --force overwrites" in done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ class Http(Section, frozen=True):
     means none. Everybody who can connect can read."""
     names: tuple[str, ...] = ()
     """Further names in a Host header that are accepted, such as the name by which a proxy or
-    Prometheus asks. Host name, addresses and names of the loopback are always accepted."""
+    Prometheus asks. The host name, the advertised name and those of the loopback are always
+    accepted; a GET may also use any IP address."""
     token_file: Path | None = None
     """File with the bearer token of requests that change something. Without it they are refused.
     Others must not be able to read it."""

@@ -152,7 +152,7 @@ def judge(status: int, output: bytes) -> CheckOutcome:
         return CheckOutcome(health)
     try:
         parsed = msgspec.json.decode(output, type=_CheckOutput)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return CheckOutcome(
             CheckHealth.UNKNOWN,
             f"ended with status {status} and no JSON message: {in_words(error)}",

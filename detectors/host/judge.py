@@ -78,7 +78,7 @@ class HostFindings:
         limit = self._limits.pressure_percent
         raised = (MEMORY_PRESSURE, HOST) in self._raised
         holds = percent > (limit / SLACK if raised else limit)
-        text = f"for {percent:.0f} % of the last minute all tasks were stalled for want of memory"
+        text = f"all tasks waited for memory during {percent:.0f} % of the last minute"
         yield from self._set(MEMORY_PRESSURE, HOST, Severity.WARNING, holds, text)
 
     def _growth(self, code: str, count: int | None, what: str, now: float) -> Iterator[Signal]:

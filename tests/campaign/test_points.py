@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import multiprocessing
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +20,7 @@ from tests.trainer.scripts import Script
 from tests.trainer.tailing import pair
 from tmd.campaign import fault_actions, job, points
 from tmd.campaign.faults import KINDS
+from tmd.campaign.places import ORDERS
 from tmd.campaign.points import ArmedFault, Injector
 from tmd.campaign.scenario import POINTS
 
@@ -112,6 +114,21 @@ def test_a_fault_is_read_as_it_is_written() -> None:
 
     assert plain == ArmedFault("writing-10", "writing-10", "1", "*", "full")
     assert named == ArmedFault("late", "between", "*", "45", "wait")
+
+
+def test_orders_that_follow_within_one_tick_of_the_clock_are_read(tmp_path: Path) -> None:
+    """The time of the file does not tell them apart."""
+    injector, orders = Injector(), tmp_path / ORDERS
+    seen = []
+    for line in ("backward@1:5=kill", "forward@1:5=kill"):
+        draft = orders.with_suffix(".new")
+        draft.write_text(f"{line}\n")
+        os.utime(draft, ns=(1, 1))
+        draft.replace(orders)
+        injector._read_orders(tmp_path)
+        seen += [fault.point for fault in injector._ordered]
+
+    assert seen == ["backward", "forward"]
 
 
 def test_without_a_folder_nothing_strikes() -> None:

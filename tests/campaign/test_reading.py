@@ -86,7 +86,7 @@ def test_a_scenario_is_played_at_each_of_its_points(tmp_path: Path) -> None:
         ("faults", "points = ['noon']\nfaults", "points: no such point: noon; there are"),
         ("faults", "points = ['data']\nfaults", "[scenario.one] points: write both"),
         ("rank 1", "leaver", "process.kill happens within a process: write 'rank N'"),
-        ('kill", where = "rank 1"', 'kill-now", where = "somebody"', "does not wait for a process"),
+        ('kill", where = "rank 1"', 'kill-now", where = "somebody"', "needs a definite target"),
         ("rank 1", "followed", "where: no standby follows a rank: [cluster] hot = 1"),
         ("at forward", "soon", "when: write 'now', 'at POINT' or 'phase PHASE'"),
         ("failover done", "failover", "[scenario.one.expect] plans: a plan is one of"),
@@ -123,7 +123,7 @@ def test_a_file_without_a_scenario_is_refused(text: str, tmp_path: Path) -> None
 
 def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
     """Nobody could say which of them to play again."""
-    assert "two scenarios have it" in wrong(GOOD + GOOD, tmp_path)
+    assert "another scenario has this name" in wrong(GOOD + GOOD, tmp_path)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -26,6 +26,7 @@ from tmd.core.values.model import (
     Severity,
 )
 from tmd.daemon.web.page_rows import JobRow, rows_of
+from tmd.daemon.web.page_samples import sampled
 from tmd.testing import MemoryStore
 from tmd.testing.clients import worker_status
 
@@ -344,3 +345,16 @@ def test_lost_time_is_that_of_the_record_and_what_no_record_has_yet() -> None:
 
     assert isinstance(row, JobRow)
     assert row.lost == {"hold": 13.0, "failover": 4.0}
+
+
+def test_a_job_that_runs_has_charts_beside_many_that_have_ended():
+    """Ended ones stay listed for a week, and may come first by name."""
+    ended = tuple(record("h0", job=f"eval-{n:02}", state=JobState.FINISHED) for n in range(40))
+    status = structs.replace(
+        worker_status("h1/job/0.a"), activity=Activity.TRAINING, rank=0, step=7, step_seconds=0.5
+    )
+    running = ClusterView(
+        hosts=(HostStatus("h1", "i", workers=(status,)),), jobs=(*ended, record("h1"))
+    )
+
+    assert [sample.step for sample in sampled({}, running, 1.0)["job"]] == [7]

@@ -267,6 +267,16 @@ async def test_a_stream_sends_the_state_and_every_alert(served, record):
     assert (alert["id"], alert["message"]) == ("h1-1", ALERT.message)
 
 
+async def test_a_stream_begins_with_its_cursor(served):
+    """A client that is cut off before the first alert reconnects with it, and misses none."""
+    await served.store.client().publish_alert(ALERT)
+    async with served.client.get("/v1/stream") as response:
+        first = (await response.content.readuntil(b"\n\n")).decode()
+    newest = await served.store.client().newest_alert()
+
+    assert first == f"id: {newest}\n\n"
+
+
 async def test_a_client_that_reconnects_misses_nothing(served):
     """As browsers do: with the id of the last event received. Also across a store outage."""
     client = served.store.client()

@@ -122,11 +122,12 @@ def main() -> None:
     parser.add_argument("--stop", type=int, default=0, help="the process ends after this step")
     parser.add_argument("--first", action="store_true", help="evaluate before training, too")
     parser.add_argument("--resume", action="store_true", help="from the newest checkpoint")
+    parser.add_argument("--apart", action="store_true", help="a folder for each rank")
     parser.add_argument("--more", type=json.loads, default={}, help="more arguments")
     options = parser.parse_args()
     kind = transformers if options.whose == "theirs" else ours
     args = kind.TrainingArguments(
-        output_dir=str(options.folder / "out"),
+        output_dir=str(options.folder / ("out" + os.environ["RANK"] * options.apart)),
         use_cpu=True,
         per_device_train_batch_size=4,
         learning_rate=3e-2,

@@ -138,3 +138,37 @@ def test_an_optimizer_that_changes_weights_for_an_evaluation_is_refused(accelera
     session.register(model=model, optimizer=optimizer)
     with pytest.raises(ValueError, match=r"does not support Switching, whose eval\(\) changes"):
         next(iter(batches(session, accelerator, [1.0])))
+
+
+def test_trackers_that_cannot_be_made_on_this_worker_end_nothing(
+    accelerator: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that were made are finished, and none is made again."""
+    from accelerate.tracking import GeneralTracker
+
+    import tmd.integrations.accelerate as adapter
+
+    class Lines(GeneralTracker):
+        name, requires_logging_directory, tracker = "lines", False, None
+        ended = 0
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            """None is used."""
+
+        def finish(self) -> None:
+            Lines.ended += 1
+            raise OSError("it cannot be finished either")
+
+    class Broken(Lines):
+        def start(self) -> None:
+            raise OSError("no network")
+
+    accelerator.log_with = [Lines(), Broken()]
+    adapter._tracked[accelerator] = ("job",), {}
+    adapter._make_trackers(accelerator, type(accelerator).init_trackers)
+    accelerator.log({"loss": 1.0})
+
+    assert accelerator.trackers == []
+    assert Lines.ended == 2
+    assert accelerator not in adapter._tracked
+    assert "cannot be made here: this worker logs nothing" in caplog.text

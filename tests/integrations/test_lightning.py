@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -344,6 +345,56 @@ def test_a_large_tensor_in_the_state_of_a_callback_is_warned_of(
 
     assert not any("elements" in m for m in caplog.messages)
     assert progress.state_dict()["callbacks"].keys().isdisjoint([average.state_key])
+
+
+def test_a_logger_that_fails_on_the_next_worker_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends no worker, and the step draws what it would draw on another one."""
+    import numpy as np
+    from lightning.pytorch.loggers import CSVLogger, Logger
+    from lightning.pytorch.loggers.logger import DummyLogger
+
+    class Broken(Logger):
+        name = version = "broken"
+
+        def log_hyperparams(self, *args: Any, **named: Any) -> None:
+            """It makes an id for its run."""
+            random.random(), np.random.rand(), torch.rand(())
+            raise OSError("no network")
+
+        def log_metrics(self, *args: Any, **named: Any) -> None:
+            raise OSError("no network")
+
+        def save(self) -> None:
+            raise OSError("no network")
+
+    module = small()
+    module.save_hyperparameters({"width": 4})
+    trainer = fit(module)
+    strategy: Any = trainer.strategy
+    trainer.loggers = [Broken(), CSVLogger(tmp_path)]
+    with strategy.held() as effects:
+        for logger in trainer.loggers:
+            logger.log_metrics({"loss": 1.0}, 1)
+
+    def drawn() -> list[Any]:
+        numpy: Any = np.random.get_state()
+        return [random.getstate(), numpy[1].tolist(), torch.get_rng_state().tolist()]
+
+    before = drawn()
+    strategy._writes = False  # as on a worker that takes rank 0 in this step
+    strategy.set_world_ranks()
+    after = drawn()
+    for effect in effects:
+        effect()
+    strategy.leave()
+
+    assert before == after
+    assert [type(each) for each in trainer.loggers] == [DummyLogger, CSVLogger]
+    assert "Broken cannot be opened: nothing is logged to it" in caplog.text
+    (file,) = tmp_path.glob("*/*/metrics.csv")
+    assert "1.0" in file.read_text()
 
 
 def test_a_loader_without_a_length_is_refused() -> None:

@@ -27,12 +27,13 @@ def train(
     stop: int = 0,
     first: bool = False,
     resume: bool = False,
+    apart: bool = False,
     **more: object,
 ) -> list[dict[str, Any]]:
     """Facts of both ranks, and the checkpoints.
 
-    ``first``: evaluate before training, too. ``resume``: from the newest checkpoint. ``more``:
-    arguments besides those of ``case``.
+    ``first``: evaluate before training, too. ``resume``: from the newest checkpoint. ``apart``:
+    each rank has a folder of its own. ``more``: arguments besides those of ``case``.
     """
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
@@ -46,6 +47,7 @@ def train(
                 *("--stop", str(stop), "--more", json.dumps(more)),
                 *("--first" for _ in range(first)),
                 *("--resume" for _ in range(resume)),
+                *("--apart" for _ in range(apart)),
             ],
             cwd=ROOT,
             env={
@@ -174,6 +176,14 @@ def test_the_newest_of_no_checkpoints_is_the_beginning(
     facts = train("ours", "limit", tmp_path, resume=True, max_steps=2, save_steps=1, **more)
 
     assert facts[0]["step"] == 2
+
+
+def test_ranks_that_would_begin_with_different_checkpoints_are_refused(tmp_path: Path) -> None:
+    """Each with a folder of its own: their optimizers would differ from the first step on."""
+    need("transformers")
+    (tmp_path / "out1" / "checkpoint-4").mkdir(parents=True)
+    with pytest.raises(AssertionError, match="no checkpoint, and rank 1 with checkpoint-4"):
+        train("ours", "limit", tmp_path, resume=True, apart=True, max_steps=2, save_steps=1)
 
 
 REFUSED = """

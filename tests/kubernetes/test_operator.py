@@ -164,7 +164,7 @@ async def test_a_node_that_has_taken_the_name_of_another_is_not_marked_for_it(
         KubernetesNode("n1", "uid of before"), Condition("False", "NvmlEcc", "x"), None
     )
     async with Kubernetes("", {}) as kubernetes:
-        with pytest.raises(KubernetesError, match="does not let us patch the status of a node"):
+        with pytest.raises(KubernetesError, match="cannot patch the status of a node: the"):
             await kubernetes.mark(change)
 
     assert health(server, "n1") == ""
@@ -387,7 +387,7 @@ async def test_credentials_that_are_refused_end_it(
         last = process.stderr.read().splitlines()[-1]
 
     assert status == 1
-    assert last == "tmd: the API server takes none of our credentials"
+    assert last == "tmd: the API server accepts no credentials of this operator"
 
 
 async def test_a_dry_run_prints_what_would_be_and_changes_nothing(
@@ -407,6 +407,20 @@ async def test_a_dry_run_prints_what_would_be_and_changes_nothing(
     assert {r.verb for r in server.requests} == {"list"}
 
 
+@pytest.mark.parametrize("text", ["", "{", "clusters: 5", "\xff"])
+def test_a_damaged_kubeconfig_is_a_sentence(text: str, tmp_path: Path, settings: Settings) -> None:
+    extra("kubernetes")
+    file = tmp_path / "kubeconfig"
+    file.write_bytes(text.encode("latin-1"))
+    done = tmd(
+        "kubernetes", "run", "--once", env={**environment(tmp_path), "KUBECONFIG": str(file)}
+    )
+
+    assert done.returncode == 2
+    assert "no usable kubeconfig or service account" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_without_an_api_server_the_verb_says_where_to_run_it(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -414,7 +428,7 @@ def test_without_an_api_server_the_verb_says_where_to_run_it(
     done = tmd("kubernetes", "run", "--once", env=environment(tmp_path))
 
     assert done.returncode == 2
-    assert "nothing usable says where the API server is" in done.stderr
+    assert "no usable kubeconfig or service account" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

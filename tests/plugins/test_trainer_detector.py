@@ -160,7 +160,8 @@ def test_a_nan_loss_is_reported_and_moves_no_rank(loss):
         (NAN_LOSS, Severity.WARNING, State.RAISED)
     ]
     assert again == unknown == []
-    assert [(s.code, s.state) for s in well] == [(NAN_LOSS, State.CLEARED)]
+    # A cleared finding keeps the message with which it was raised.
+    assert [(s.code, s.state, s.message) for s in well] == [(NAN_LOSS, State.CLEARED, "")]
 
 
 def test_an_ordinary_loss_is_no_finding(see):

@@ -78,6 +78,7 @@ class Worker:
     reporter: StatusReporter
     context: RankContext
     parts: WorkerParts
+    handovers: Handovers
 
     @property
     def status(self) -> WorkerStatus:
@@ -110,6 +111,7 @@ def worker(
     with _started(folder, told) as (daemon, agent, fabric, reporter):
         fabric.sandbox(Neutral(), size - 1, size)
         context = context_of((script or Script(1)).registry(), fabric, several=several)
+        handovers = Handovers()
         parts = assemble(
             reporter,
             agent,
@@ -117,11 +119,11 @@ def worker(
             snapshot_every=0,
             alike=all_alike(size),
             alone=True,
-            handovers=Handovers(),
+            handovers=handovers,
             halt=lambda: None,
         )
         try:
-            yield Worker(daemon, agent, fabric, reporter, context, parts)
+            yield Worker(daemon, agent, fabric, reporter, context, parts, handovers)
         finally:
             # A server thread ends with its fabric.
             fabric.close()

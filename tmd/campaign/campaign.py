@@ -20,6 +20,7 @@ from tmd.campaign.other_release import REMEDY, OtherRelease
 from tmd.campaign.play import Play
 from tmd.campaign.scenario import Network, Scenario, ServerKind, Story
 from tmd.campaign.stage import CampaignStage
+from tmd.core.values.errors import TmdError
 from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import LEASE_S
 from tmd.demo.report import DemoTrace
@@ -143,9 +144,12 @@ class _Cluster:
             problems.append("the daemons have recorded no history")
         whole = not problems and bool(seen) and not seen[-1].trouble
         if seen:
-            golden = await self._oracle.ask(story)
             plans = [plan for s in observed for plan in s.plans]
-            problems += differences(disturbed, golden, plans, observed, whole=whole)
+            try:
+                golden = await self._oracle.ask(story)
+                problems += differences(disturbed, golden, plans, observed, whole=whole)
+            except RuntimeError as error:
+                problems.append(in_words(error))
         steps = len({step for _, step in disturbed.trace.commits})
         ending = Ending(story.name, steps, tuple(problems), time.monotonic() - began, whole)
         if not seen:  # the next cluster would not start either
@@ -169,8 +173,9 @@ class _Cluster:
                         return seen, []
                 self._audience.begins(self._story.name, "running to the end, for comparison")
                 return seen, await self._finish(stage)
-        except (TimeoutError, OSError, RuntimeError) as error:
-            return seen, [f"the cluster did not start or end: {in_words(error)}"]
+        except (TimeoutError, OSError, RuntimeError, TmdError) as error:
+            where = f"after scenario '{seen[-1].scenario}'" if seen else "at its start"
+            return seen, [f"the cluster failed {where}: {in_words(error)}"]
 
     def _result(self, trace: DemoTrace, scenario: Scenario, seen: Observed) -> Result:
         costs = () if seen.trouble else costs_of(trace, seen)

@@ -14,7 +14,7 @@ SECOND = 1_000_000_000
 
 
 def unable() -> str:
-    """Why this machine cannot have them; empty if it can."""
+    """Why this machine cannot give each host a clock of its own; empty if it can."""
     return "" if _compiler() else "needs a C compiler, for a clock that can be set"
 
 
@@ -29,7 +29,11 @@ class Clocks:
             raise TmdError(unable())
         flags = ("-shared", "-fPIC", "-O2", "-Wall", "-Werror")
         names = (str(self._library), str(SOURCE))
-        subprocess.run([compiler, *flags, "-o", *names, "-ldl"], check=True)
+        done = subprocess.run(
+            [compiler, *flags, "-o", *names, "-ldl"], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise TmdError(f"cannot compile {SOURCE.name}: {done.stderr.strip()}")
         for host in self._files:
             self.shift(host, 0.0)
 

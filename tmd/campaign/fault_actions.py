@@ -1,6 +1,6 @@
 """Faults that strike a training process from inside: the names after ``=`` in a fault's line.
 
-Each uses the means by which the fault occurs in practice; the process has no notice of it.
+Each uses the means by which the fault occurs in practice; the process gets no warning.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _outcomes(plans: Iterable[MigrationPlan]) -> str:
 
 
 def decided_s(seen: Observed) -> float | None:
-    """Seconds from the last fault to the first plan stored after it."""
+    """The time in seconds from the last fault to the first plan that was stored after it."""
     starts = [p.timeline[0].at for p in seen.plans if p.timeline]
     after = [at for at in starts if seen.fired and at >= seen.fired[-1]]
     return min(after) - seen.fired[-1] if after else None

@@ -141,8 +141,9 @@ def drawable(stories: Sequence[Story]) -> list[Scenario]:
     found = draw.pool(stories)
     if not found:
         raise ConfigError(
-            "--rounds: none of these scenarios can be drawn: not those with 'draw = false', with a "
-            "number of standbys, or on another cluster than the others: choose other files"
+            "--rounds: none of these scenarios can be drawn. Not drawn are those with 'draw = "
+            "false', with their own number of standbys, in a file with [job] arguments, or on a "
+            "cluster that the other files do not share: choose other files"
         )
     return found
 

@@ -5,6 +5,7 @@ The network of this machine is not changed: the bridge connects only these names
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -14,18 +15,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from tmd.core.values.reasons import in_words
+
 NETNS = Path("/run/netns")
 NOWHERE = "02:00:00:00:00:01"
 """A hardware address that no host has."""
 
 
+@functools.cache
 def unable() -> str:
     """Why this machine cannot create network namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     if not (shutil.which("ip") and shutil.which("tc")):
         return "needs ip and tc (package iproute2)"
-    return ""
+    try:
+        with Namespaces([]):
+            return ""
+    except OSError as error:  # as in most containers
+        return f"needs the right to create network namespaces: {in_words(error)}"
 
 
 class Namespaces:
@@ -105,19 +113,23 @@ class Namespaces:
         self._in("switch", f"ip link set port{number} master bridge up")
 
     def _make(self, name: str) -> None:
-        subprocess.run(["ip", "netns", "add", self._name(name)], check=True)
+        _run("ip", "netns", "add", self._name(name))
         self._made.append(self._name(name))
 
     def _in(self, name: str, command: str, *unsplit: str) -> str:
         """The output of ``command``, with the arguments ``unsplit`` added, run in a namespace."""
-        inside = ("ip", "netns", "exec", self._name(name))
-        done = subprocess.run([*inside, *command.split(), *unsplit], capture_output=True, text=True)
-        if done.returncode:
-            raise OSError(f"{command}: {done.stderr.strip()}")
-        return done.stdout
+        return _run("ip", "netns", "exec", self._name(name), *command.split(), *unsplit)
 
     def _name(self, name: str) -> str:
         return f"{self._stem}-{name}"
+
+
+def _run(*command: str) -> str:
+    """The output of ``command``. Raises OSError."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _dropping(share: float) -> str:

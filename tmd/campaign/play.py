@@ -202,8 +202,8 @@ class Play:
 
     async def _explain(self, error: BaseException) -> str:
         if isinstance(error, TimeoutError):
-            fired = f"{len(self._fired)} of {len(self._scenario.faults)} faults were there"
-            limit = f"not within {self._scenario.within_s:g} s, {fired}"
+            fired = f"{len(self._fired)} of {len(self._scenario.faults)} faults had fired"
+            limit = f"not finished within {self._scenario.within_s:g} s, {fired}"
             return f"{limit}\n{await self._stage.describe()}"
         return f"{type(error).__name__}: {in_words(error)}"
 

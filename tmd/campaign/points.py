@@ -82,7 +82,7 @@ class Injector:
         self._folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
         self._host = os.environ.get("TMD_WORKER", "").partition("/")[0]
         self._ordered: list[ArmedFault] = []
-        self._orders_of = 0
+        self._orders_of: tuple[int, int, int] | None = None
         self._session: Session | None = None
         self._fabric: tmd.fabric.Fabric | None = None
         self._following: ShadowSession | None = None
@@ -180,9 +180,11 @@ class Injector:
 
     def _read_orders(self, folder: Path) -> None:
         try:
-            version = os.stat(folder / ORDERS).st_mtime_ns
+            found = os.stat(folder / ORDERS)
         except FileNotFoundError:
             return
+        # Two files may be written within one tick of the kernel's clock.
+        version = (found.st_ino, found.st_size, found.st_mtime_ns)
         if version != self._orders_of:
             lines = (folder / ORDERS).read_text().splitlines()
             self._ordered = [ArmedFault.parse(line) for line in lines]

@@ -139,7 +139,7 @@ def _misplaced(fault: FaultPart, kind: FaultKind) -> str:
     if kind.inside and word in NOT_INSIDE:
         return f"{kind.name} happens within a process: write {INSIDE}"
     if not kind.inside and word == ANY_PROCESS:
-        return f"{kind.name} does not wait for a process to reach a point: write whose it is"
+        return f"{kind.name} needs a definite target: '{ANY_PROCESS}' works only within a process"
     return ""
 
 
@@ -162,7 +162,7 @@ def _tables(given: Any, problems: list[Problem]) -> Iterable[Any]:
 def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
     if all(found.name != other.name for other in before):
         return []
-    return [Problem(("scenario", found.name, "name"), "two scenarios have it")]
+    return [Problem(("scenario", found.name, "name"), "another scenario has this name")]
 
 
 def _pointless(found: Scenario) -> list[Problem]:

@@ -22,7 +22,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class LinkConditions:
-    """The state of the connections in one direction, existing ones included."""
+    """How the connections that one side opens behave, including those already open."""
 
     def __init__(self) -> None:
         self.there = asyncio.Event()

@@ -201,7 +201,7 @@ class Expected(Section, frozen=True):
     repeated: Annotated[int, Meta(ge=0)] = 1
     """Maximum number of steps that are repeated."""
     outcome: str = ""
-    """Words in the outcome of the last plan but one, or of the only one."""
+    """Words that the outcome of at least one plan must contain."""
     how: str = ""
     """Words that say how the joiners of each planned move that is done got their state."""
     decided_within_leases: NotNegative = 0.0

@@ -85,6 +85,9 @@ class Private:
                 os.kill(self._server.pid, signal.SIGCONT)
 
 
+SERVERS = ("first", "second")
+
+
 class WithSentinel:
     """A master, a replica, and one Sentinel that watches them, on ports of the loopback."""
 
@@ -94,23 +97,18 @@ class WithSentinel:
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        binary = server_binary()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._ports = dict(zip(("first", "second", "sentinel"), _free_ports(3), strict=True))
-        first = str(self._ports["first"])
-        quiet = ("--save", "", "--appendonly", "no", "--bind", "127.0.0.1")
-        quick = ("--repl-diskless-sync-delay", "0")
-        self._start("first", binary, "--port", first, *quiet, *quick)
-        second = str(self._ports["second"])
-        replica = ("--replicaof", f"127.0.0.1 {first}")
-        self._start("second", binary, "--port", second, *quiet, *quick, *replica)
+        self._ports = dict(zip((*SERVERS, "sentinel"), _free_ports(3), strict=True))
+        first = self._ports["first"]
+        self._serve("first")
+        self._serve("second", replica_of=first)
         config = self._folder / "sentinel.conf"
         config.write_text(
             SENTINEL.format(
                 port=self._ports["sentinel"], folder=self._folder, service=SERVICE, master=first
             )
         )
-        self._start("sentinel", binary, str(config), "--sentinel")
+        self._start("sentinel", server_binary(), str(config), "--sentinel")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,14 +127,16 @@ class WithSentinel:
 
     def in_step(self) -> bool:
         """Whether the Sentinel knows a replica that is in sync with the master."""
-        return (
-            b"flags=slave" in self._flags()
-            and b"master_link_status:up" in self._ask("second", "INFO replication").encode()
-        )
+        master = self.master()
+        replica = next(n for n in SERVERS if self._ports[n] != master)
+        known = self._ask("sentinel", f"SENTINEL replicas {SERVICE}")
+        sound = "\nslave\r" in known or "\nslave\n" in known
+        return sound and "master_link_status:up" in self._ask(replica, "INFO replication")
 
-    def _flags(self) -> bytes:
-        reply = self._ask("sentinel", f"SENTINEL replicas {SERVICE}")
-        return b"flags=slave" if "\nslave\r" in reply or "\nslave\n" in reply else b""
+    def revive(self, port: int) -> None:
+        """Start the killed server of ``port`` again, as a replica of the master."""
+        name = next(n for n in SERVERS if self._ports[n] == port)
+        self._serve(name, replica_of=self.master())
 
     def _ask(self, name: str, command: str) -> str:
         return _ask(f"127.0.0.1:{self._ports[name]}", command)
@@ -148,6 +148,12 @@ class WithSentinel:
         self._processes[name].kill()
         self._processes[name].wait()
         return port
+
+    def _serve(self, name: str, replica_of: int | None = None) -> None:
+        quiet = ("--save", "", "--appendonly", "no", "--bind", "127.0.0.1")
+        quick = ("--repl-diskless-sync-delay", "0")
+        of = () if replica_of is None else ("--replicaof", f"127.0.0.1 {replica_of}")
+        self._start(name, server_binary(), "--port", str(self._ports[name]), *quiet, *quick, *of)
 
     def _start(self, name: str, *command: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as output:

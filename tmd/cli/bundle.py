@@ -1,4 +1,7 @@
-"""What a support engineer asks for, in one file: ``tmd doctor --bundle``. No secret is in it."""
+"""What a support engineer asks for, in one file: ``tmd doctor --bundle``.
+
+Known secrets, and text that looks like a secret, are masked.
+"""
 
 from __future__ import annotations
 

@@ -221,7 +221,10 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
                 settle_s = SETTLED_S
                 if view.host(host) is None:
                     settle_s = GONE_S
-                    say_once(f"{host} is silent: it counts as empty after {GONE_S:g} s", printed)
+                    say_once(
+                        f"{host} is silent: it is empty once no job names it for {GONE_S:g} s",
+                        printed,
+                    )
                 if free_since is not None and now - free_since >= settle_s:
                     break
                 why = _obstacles(view, host)

@@ -34,7 +34,7 @@ class SchedulerError(TmdError):
 
 
 class HostHistory:
-    """Remembers since when hosts are without findings, and what was declared healthy."""
+    """Remembers how long each host has had no finding, and what was declared healthy."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -103,8 +103,8 @@ class Drains:
             raise Conflict(f"the drain of {host} has changed since; the next look decides again")
 
     def _request(self, host: str, by: str, *, bars: bool) -> DrainRequest:
-        # In reserve: whoever drains many nodes must not leave a job without any standby. Not where
-        # somebody waits for the host to be free.
+        # In reserve, so that a drain of many nodes leaves no job without standbys, unless somebody
+        # waits for the host to be free.
         return DrainRequest(
             host=host,
             id=uuid.uuid4().hex,

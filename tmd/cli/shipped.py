@@ -122,9 +122,9 @@ def check(files: tuple[File, ...], *, force: bool) -> None:
     if not present or force:
         return
     names = ", ".join(map(str, present))
-    keeps = any(path.name == SECRET for path in present)
-    which = "all but the secret" if keeps else "it"
-    raise ConfigError(f"{names} already exists: --force overwrites {which}")
+    if any(path.name == SECRET for path in present):
+        raise ConfigError(f"already there: {names}; --force keeps the secret and writes the rest")
+    raise ConfigError(f"already there: {names}; --force overwrites")
 
 
 def write(files: tuple[File, ...], *, force: bool) -> None:

@@ -54,7 +54,7 @@ def sync(
         ),
     ] = 10.0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look once and change nothing; print what would be.")
+        bool, typer.Option("--dry-run", help="Look once; print the changes and make none.")
     ] = False,
 ) -> None:
     """Turn drained nodes of Slurm into drains of tmd, and findings of tmd into drained nodes.
@@ -147,5 +147,6 @@ async def _command(name: str, *arguments: str) -> str:
             await process.wait()
     if process.returncode:
         why = problem.decode(errors="backslashreplace").strip() or "no reason given"
-        raise SlurmError(f"{name} {arguments[0]} failed: {why}")
+        verb = "" if arguments[0].startswith("-") else f" {arguments[0]}"
+        raise SlurmError(f"{name}{verb} failed: {why}")
     return out.decode(errors="backslashreplace")

@@ -163,7 +163,8 @@ class LocalCluster:
 
     def log(self, host: str) -> str:
         """Everything that daemon, launcher and workers of ``host`` have written."""
-        return "".join(p.read_text() for p in sorted(self.folder(host).glob("**/*.log")))
+        files = sorted(self.folder(host).glob("**/*.log"))
+        return "".join(p.read_text(errors="replace") for p in files)
 
     def _write_config(self, host: str) -> None:
         spec = self.spec
@@ -256,14 +257,19 @@ class LocalCluster:
             TimeoutError: it did not hold in time; the message has the state of the job.
         """
         view = ClusterView()
-        deadline = time.monotonic() + within_s
-        async for view in self.views():
-            if wanted(view):
-                return view
-            if time.monotonic() > deadline:
-                break
-            self._check_alive()
-        raise TimeoutError(f"not reached within {within_s:g} s: {what}\n{describe(view)}")
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    with contextlib.suppress(StoreUnavailable):
+                        view = await self.view()
+                        if wanted(view):
+                            return view
+                    self._check_alive()
+                    await self._bell.wait(0.2)
+        except TimeoutError:
+            raise TimeoutError(
+                f"not reached within {within_s:g} s: {what}\n{describe(view)}"
+            ) from None
 
     def _check_alive(self) -> None:
         over = [h for h, p in self.launchers.items() if p.returncode not in (None, 0, -9, -15)]
@@ -276,7 +282,10 @@ class LocalCluster:
 
     async def alerts(self) -> list[Alert]:
         """The output of ``tmd events``: all published alerts, in order."""
-        return [alert for _, alert in await self.store.alerts("", limit=10_000)]
+        found: list[tuple[str, Alert]] = []
+        while batch := await self.store.alerts(found[-1][0] if found else "", limit=1000):
+            found += batch
+        return [alert for _, alert in found]
 
     async def declare_healthy(self, host: str) -> None:
         """The same as ``tmd set-healthy``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from rich.console import Console
 from tmd import embedded, extras
 from tmd.cli import output
 from tmd.cli.common import check_folder
-from tmd.core.values.errors import ConfigError, TmdError
+from tmd.core.values.errors import ConfigError, StoreUnavailable, TmdError
 from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import ClusterSpec, LocalCluster
@@ -143,5 +144,8 @@ async def _watched(cluster: LocalCluster, screen: DemoScreen, steps: int) -> Sto
 
 
 async def _follow(cluster: LocalCluster, show: Callable[..., None]) -> None:
+    leader = ""
     async for view in cluster.views():
-        show(view, (await cluster.leader()).partition("#")[0])
+        with contextlib.suppress(StoreUnavailable):
+            leader = (await cluster.leader()).partition("#")[0]
+        show(view, leader)

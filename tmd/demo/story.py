@@ -99,7 +99,7 @@ async def run_golden(
                 send(process, signal.SIGKILL)
                 await process.wait()
     if any(codes):
-        text = await asyncio.to_thread(log.read_text)
+        text = await asyncio.to_thread(log.read_text, errors="replace")
         raise RuntimeError(f"the undisturbed run failed {codes}:\n{text[-2000:]}")
 
 
@@ -125,15 +125,17 @@ async def event(cluster: LocalCluster, times: StoryTimes, act: Callable[[], obje
         RuntimeError: the plan was aborted.
         TimeoutError: there was no plan, or it did not finish in time.
     """
-    before = _finals(await cluster.view())
+    known = {plan.id for plan in _finals(await cluster.view())}
     started = time.time()
     done = act()
     if asyncio.iscoroutine(done):
         await done
-    view = await cluster.until(
-        lambda v: len(_finals(v)) > len(before), "a plan is done", PATIENCE_S
-    )
-    plan = _finals(view)[len(before)]
+
+    def new(view: ClusterView) -> list[MigrationPlan]:
+        return [plan for plan in _finals(view) if plan.id not in known]
+
+    view = await cluster.until(lambda v: bool(new(v)), "a plan is done", PATIENCE_S)
+    plan = new(view)[0]
     times.started[plan.id] = started
     exits = view.exits(view.jobs[0].job)
     times.seen.update((plan.id, exits[worker].at) for worker in plan.dead if worker in exits)

@@ -169,22 +169,34 @@ def _with_trackers(method: Callable[..., T], make: Callable[..., object]) -> Cal
         session = joined()
         counts = session is not None and not session.shadowing
         if counts and self.is_main_process and not self.trackers and self in _tracked:
-            given, more = _tracked[self]
-            try:
-                make(self, *given, **more)
-            except Exception:
-                log.exception("the trackers of accelerator.init_trackers cannot be made here")
-                del _tracked[self]
+            _make_trackers(self, make)
         return method(self, *args, **named)
 
     return wrapped
 
 
+def _make_trackers(accelerator: Accelerator, make: Callable[..., object]) -> None:
+    """Without those that fail the worker goes on: the next one would not fare better."""
+    given, named = _tracked[accelerator]
+    try:
+        make(accelerator, *given, **named)
+    except Exception:
+        log.exception(
+            "the trackers of accelerator.init_trackers cannot be made here: this worker logs "
+            "nothing"
+        )
+        del _tracked[accelerator]
+        _end_trackers(accelerator)
+
+
 def _end_trackers(accelerator: Accelerator) -> None:
     """Another worker makes its own now, and may go on with the same run."""
-    for tracker in accelerator.trackers:
-        tracker.finish()
-    accelerator.trackers = []
+    trackers, accelerator.trackers = accelerator.trackers, []
+    for tracker in trackers:
+        try:
+            tracker.finish()
+        except Exception:
+            log.exception("the tracker %s cannot be finished", tracker.name)
 
 
 _follow_with_trackers()

@@ -13,6 +13,7 @@ from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.core.exceptions import ConfigError as WrongConfig
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import PatchType
+from yaml import YAMLError
 
 from tmd.cli.scheduling import SchedulerError
 from tmd.core.planning.kubernetes import KubernetesNode, NodeChange, NodeDrain
@@ -28,8 +29,14 @@ _EVENT = create_namespaced_resource("", "v1", "Event", "events")
 _DRAIN = create_namespaced_resource(objects.GROUP, objects.VERSION, objects.KIND, objects.PLURAL)
 
 
+UNUSABLE = (WrongConfig, YAMLError, LookupError, ValueError, TypeError, AttributeError, OSError)
+"""What lightkube raises for a kubeconfig that is missing or damaged."""
+REFUSED = frozenset({401, 403})
+"""Status codes that mean a missing right."""
+
+
 class KubernetesError(SchedulerError):
-    """The API server does not answer, or refuses."""
+    """The API server does not answer, refuses, or answers something unexpected."""
 
 
 class Kubernetes:
@@ -61,7 +68,7 @@ class Kubernetes:
         """All of them; those without the labels are not selected.
 
         Raises:
-            KubernetesError: there is no list.
+            KubernetesError: the API server gives no list.
         """
         with _explained_as("list nodes"):
             found = self._client.list(_NODE, chunk_size=PAGE)
@@ -71,7 +78,7 @@ class Kubernetes:
         """The DrainRequests; none if there is no such resource.
 
         Raises:
-            KubernetesError: there is no list.
+            KubernetesError: the API server gives no list.
         """
         if not self._namespace:
             return []
@@ -88,7 +95,7 @@ class Kubernetes:
         would never be made, since the condition is set already.
 
         Raises:
-            KubernetesError: one of them is refused.
+            KubernetesError: the Event or the patch fails.
         """
         now = _now()
         if change.event is not None:
@@ -120,10 +127,10 @@ class Kubernetes:
 def _client() -> AsyncClient:
     try:
         return AsyncClient(KubeConfig.from_env())
-    except (WrongConfig, KeyError, OSError) as error:
+    except UNUSABLE as error:
         raise ConfigError(
-            f"nothing usable says where the API server is ({in_words(error)}): run this in a pod "
-            "with a service account, or name a file in KUBECONFIG"
+            f"no usable kubeconfig or service account ({in_words(error)}): run this in a pod with "
+            "a service account, or name a file in KUBECONFIG"
         ) from None
 
 
@@ -142,7 +149,9 @@ def _explained_as(what: str) -> Iterator[None]:
         why = (
             error if isinstance(error, ApiError) else f"{answer.status_code} {answer.reason_phrase}"
         )
-        raise KubernetesError(f"the API server does not let us {what}: {why}") from None
+        if answer.status_code in REFUSED:
+            raise KubernetesError(f"the API server does not let us {what}: {why}") from None
+        raise KubernetesError(f"cannot {what}: the API server answered {why}") from None
     except (httpx2.HTTPError, OSError) as error:
         why = in_words(error)
         raise KubernetesError(f"cannot {what}: no answer from the API server: {why}") from None

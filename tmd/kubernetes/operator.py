@@ -107,7 +107,8 @@ async def run(
     ``namespace``: of the DrainRequests, empty for none.
 
     Raises:
-        KubernetesError: the API server cannot be watched any longer, or ``liveness`` not be served.
+        KubernetesError: the API server cannot be watched any longer, or the liveness endpoint
+            cannot be opened.
     """
     watch = Watch()
 
@@ -146,7 +147,7 @@ async def _watched(watch: Watch, namespace: str, liveness: str, stop: asyncio.Ev
             stop_flag=stop,
         )
     except kopf.LoginError:
-        raise KubernetesError("the API server takes none of our credentials") from None
+        raise KubernetesError("the API server accepts no credentials of this operator") from None
     except Exception as error:
         raise KubernetesError(f"cannot watch any longer: {in_words(error)}") from error
 

@@ -50,7 +50,7 @@ NoticeOption = Annotated[
 ]
 AnnouncedOption = Annotated[
     float,
-    typer.Option(min=0.0, max=1.0, help="Share of host failures that a detector finds before."),
+    typer.Option(min=0.0, max=1.0, help="Share of host failures that a detector predicts."),
 ]
 CostSetOption = Annotated[
     str, typer.Option(help="Costs of events: bench, published, or a TOML file of your own.")
@@ -68,7 +68,9 @@ CheckpointOption = Annotated[
         "each setup]",
     ),
 ]
-SeedOption = Annotated[int, typer.Option(help="The same seed, the same result, on any machine.")]
+SeedOption = Annotated[
+    int, typer.Option(help="Seed of the random numbers: the result is the same on any machine.")
+]
 
 
 class Source(Struct, frozen=True):
@@ -77,7 +79,7 @@ class Source(Struct, frozen=True):
     table: str
     """Name of a published table."""
     file: Path | None
-    """A trace of one's own instead."""
+    """A file with the user's own faults, in place of the table."""
     assumptions: FaultAssumptions
 
     @property

@@ -71,7 +71,7 @@ class FakeTrainer:
     async def directive(
         self, wanted: Callable[[Directive], bool], timeout_s: float = 10.0
     ) -> Directive:
-        """Wait for a new directive for which ``wanted`` holds."""
+        """The latest directive if ``wanted`` holds for it, else the next one for which it does."""
         if self.directives and wanted(self.directives[-1]):
             return self.directives[-1]
         async with asyncio.timeout(timeout_s):

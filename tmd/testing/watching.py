@@ -117,7 +117,10 @@ async def _watched(detector: Detector, context: FakeContext, close_s: float, che
         for task in (idle, watching):
             task.cancel()
             await _over(detector, task, close_s)
-        await _over(detector, asyncio.create_task(_close(signals)), close_s)
+        closing = asyncio.create_task(_close(signals))
+        await _over(detector, closing, close_s)
+    if (failure := closing.exception()) is not None:
+        raise BrokenContract(f"watch() of {detector.name} fails as it is closed: {failure}")
     if not watching.cancelled() and (error := watching.exception()) is not None:
         raise error
     left = asyncio.all_tasks() - before

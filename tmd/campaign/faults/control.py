@@ -148,14 +148,19 @@ async def _command(stage: CampaignStage, now: str, later: str, proof: str) -> Me
 
 
 async def _failed_over(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Kill the master; returns once the Sentinel names the other server."""
+    """Kill the master; returns once the Sentinel names the other server. The mend starts the killed
+    one again, as a replica."""
     pair = stage.sentinel
     if pair is None:
         raise Unfired('there is no Sentinel: [cluster] redis = "sentinel"')
     await until(pair.in_step)
     gone = await asyncio.to_thread(pair.kill_master)
     await until(lambda: pair.master() not in (0, gone))
-    return nothing
+
+    async def revive() -> None:
+        await asyncio.to_thread(pair.revive, gone)
+
+    return revive
 
 
 def _no_server() -> str:

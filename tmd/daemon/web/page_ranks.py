@@ -26,7 +26,8 @@ class Ranks(Struct, frozen=True):
 
     @property
     def loss(self) -> float | None:
-        """The mean of all finite ones. NaN would make its row of the page differ at each look."""
+        """The mean of the finite losses of all ranks. A NaN never equals itself, so the row would
+        count as changed each time."""
         losses = [s.loss for s in self.reports if s.loss is not None and isfinite(s.loss)]
         return sum(losses) / len(losses) if losses else None
 

@@ -1,7 +1,7 @@
 """What the page shows, as rows with a key each, and the difference between two sets of rows.
 
-Pure. Only the row of a whole job holds what changes with every step, and none what changes with
-every heartbeat: a difference is as large as what has happened, however many hosts there are.
+Pure. Only a job's row changes with every step, and no row changes with every heartbeat. So a
+difference is as large as what has happened, however many hosts there are.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from tmd.core.planning.goodput import step_seconds
 from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
+from tmd.core.values.view_checks import ENDED
 from tmd.daemon.web.page_ranks import ranks_of
 
 BINS = 64
@@ -42,7 +43,7 @@ Samples = dict[str, tuple[Sample, ...]]
 def sampled(before: Samples, view: ClusterView, now: float) -> Samples:
     """``before`` and one sample of each job that has made a step since."""
     found: Samples = {}
-    for record in view.jobs[:MOST_JOBS]:
+    for record in sorted(view.jobs, key=lambda r: r.state in ENDED)[:MOST_JOBS]:
         known = before.get(record.job, ())
         fresh = _sample(view, record, now)
         if fresh is not None and not (known and known[-1].step == fresh.step):

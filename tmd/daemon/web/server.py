@@ -26,7 +26,7 @@ LARGEST_BODY = 16 * 1024
 MOST_READS, MOST_CHANGES = 16, 8
 """Most concurrent requests. With the streams, fewer than the connections: a probe gets in."""
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths that do not use Redis, so they are not counted."""
+"""Paths that are never refused as too busy."""
 SAMPLE_S = 2.0
 STREAMS = frozenset({"/v1/stream", "/v1/page"})
 
@@ -153,12 +153,12 @@ async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _places() -> Middleware:
-    """Bounds the requests that use Redis."""
+    """Bounds the requests other than probes, streams and the files of the page."""
     taken: Counter[bool] = Counter()
 
     @web.middleware
     async def place(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path in PROBES | STREAMS:
+        if request.path in PROBES | STREAMS or request.path.startswith("/static/"):
             return await handler(request)
         changes = request.method == hdrs.METH_POST
         most = MOST_CHANGES if changes else MOST_READS

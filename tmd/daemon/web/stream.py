@@ -132,6 +132,8 @@ class Streams:
             )
             await response.prepare(request)
             with suppress(ConnectionResetError, TimeoutError):
+                if cursor:  # a client that is cut off before the first alert misses none either
+                    await response.write(f"id: {cursor}\n\n".encode())
                 await self._send(response, news, cursor)
             return response
         finally:

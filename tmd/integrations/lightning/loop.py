@@ -46,8 +46,9 @@ Effect = Callable[[], object]
 class HeldLogger:
     """Stands for a logger whose calls are held back."""
 
-    def __init__(self, logger: Any, effects: list[Effect]) -> None:
-        self._logger, self._effects = logger, effects
+    def __init__(self, logger: Any, effects: list[Effect], unusable: set[int]) -> None:
+        """``unusable``: ids of loggers whose calls are dropped."""
+        self._logger, self._effects, self._unusable = logger, effects, unusable
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -58,7 +59,13 @@ class HeldLogger:
         value = getattr(self._logger, name)
         if not callable(value) or name == "experiment":
             return value
-        return lambda *args, **kwargs: self._effects.append(partial(value, *args, **kwargs))
+        return lambda *args, **kwargs: self._effects.append(
+            partial(self._call, value, *args, **kwargs)
+        )
+
+    def _call(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        if id(self._logger) not in self._unusable:
+            method(*args, **kwargs)
 
 
 class EpochLoop(_TrainingEpochLoop):

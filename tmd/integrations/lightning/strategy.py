@@ -25,6 +25,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -75,6 +76,8 @@ class TmdStrategy(DDPStrategy):
         self._trainer: Any = None
         self._effects: list[Effect] | None = None
         """What is held back; ``None`` while nothing is."""
+        self._unusable: set[int] = set()
+        """Ids of loggers that cannot be used on this worker."""
         self._will_exist: dict[str, bool] = {}
         """Path of each checkpoint whose write or removal is held back -> whether it is written."""
         self._began = self._leaves = self._writes = False
@@ -111,36 +114,44 @@ class TmdStrategy(DDPStrategy):
 
     def _open_loggers(self) -> None:
         """On a worker that takes rank 0: let loggers log the hyperparameters, as where training
-        begins. One that fails is left out, since the next worker would not fare better."""
-        opened = []
-        for logger in self._trainer.loggers:
-            if isinstance(logger, CSVLogger) and logger._experiment is None:
-                # It would delete the lines of the folder's former writer.
-                logger._version = None
-            try:
-                with isolate_rng():  # this step draws what it would draw on another worker
-                    if found := _hyperparameters(self._trainer):
-                        logger.log_hyperparams(found)
-                    logger.save()
-                opened.append(logger)
-            except Exception:
-                log.exception("%s cannot be used on this worker", type(logger).__name__)
-        self._trainer.loggers = opened
+        begins. The log of the worker names one that fails, and nothing more is logged to it: the
+        next worker would not fare better."""
+        cuda = self.root_device.type == "cuda"
+        with isolate_rng(include_cuda=cuda):  # a step draws the same as on another worker
+            self._trainer.loggers = [
+                each if self._can_open(each) else DummyLogger() for each in self._trainer.loggers
+            ]
+
+    def _can_open(self, logger: Any) -> bool:
+        if isinstance(logger, CSVLogger) and logger._experiment is None:
+            # It would delete the lines of the folder's former writer.
+            logger._version = None
+        try:
+            if found := _hyperparameters(self._trainer):
+                logger.log_hyperparams(found)
+            logger.save()
+        except Exception:
+            log.exception("%s cannot be opened: nothing is logged to it", type(logger).__name__)
+            self._unusable.add(id(logger))
+            return False
+        return True
 
     def _save_logs(self) -> None:
         """Let loggers write what they have collected, while this worker still writes."""
-        if self._began and self._writes:
-            self._writes = False
-            for logger in self._trainer.loggers:
+        if not self._began or not self._writes:
+            return
+        self._writes = False
+        for logger in self._trainer.loggers:
+            try:
                 logger.save()
+            except Exception:
+                log.exception("%s has lost what it had not written", type(logger).__name__)
 
     def leave(self) -> None:
         """This worker's rank is another's: nothing that Lightning does at its end is written."""
-        try:
-            self._save_logs()
-        finally:
-            self._leaves = True
-            self.set_world_ranks()
+        self._save_logs()
+        self._leaves = True
+        self.set_world_ranks()
 
     def setup_distributed(self) -> None:
         reset_seed()
@@ -239,7 +250,9 @@ class TmdStrategy(DDPStrategy):
     def held(self) -> Iterator[list[Effect]]:
         """Hold back what is logged, saved or removed in this context; yields the list of it."""
         loggers, self._effects, self._will_exist = self._trainer.loggers, [], {}
-        self._trainer.loggers = [HeldLogger(each, self._effects) for each in loggers]
+        self._trainer.loggers = [
+            HeldLogger(each, self._effects, self._unusable) for each in loggers
+        ]
         try:
             yield self._effects
         finally:

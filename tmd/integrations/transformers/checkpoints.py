@@ -72,3 +72,23 @@ class SavingTrainer(transformers.Trainer):
         histories: list[Any] = [None] * len(counts)
         dist.all_gather_object(histories, history)
         history[:] = max(histories, key=len)
+
+
+def refuse_apart(begins: str) -> None:
+    """Refuse ranks that begin with different checkpoints. All ranks that are held call this.
+
+    ``begins``: what this rank begins with; empty for nothing.
+
+    Raises:
+        RuntimeError: they differ.
+    """
+    if not dist.is_initialized():
+        return
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, begins)
+    for rank, each in enumerate(found):
+        if each != found[0]:
+            raise RuntimeError(
+                f"rank 0 would begin with {found[0] or 'no checkpoint'}, and rank {rank} with "
+                f"{each or 'no checkpoint'}: let all ranks see the same output_dir"
+            )

@@ -24,7 +24,7 @@ from tmd.integrations.accelerate import begin_step, refuse_switching
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
 from tmd.integrations.transformers.callbacks import HeldCall, HeldCallbacks
-from tmd.integrations.transformers.checkpoints import SavingTrainer
+from tmd.integrations.transformers.checkpoints import SavingTrainer, refuse_apart
 from tmd.integrations.transformers.data import refuse_data, set_epoch
 from tmd.integrations.transformers.progress import Tally, TrainerProgress
 from tmd.integrations.transformers.wrapping import allow_wrapping, refuse_unwrapped
@@ -126,20 +126,30 @@ class Trainer(SavingTrainer):
         """
         newest = resume_from_checkpoint is True
         self._late = newest or session().shadowing
-        if session().shadowing or (newest and self._has_session_checkpoint()):
+        if session().shadowing:
             resume_from_checkpoint = None
-        elif newest and self._newest_checkpoint() is None:
-            log.warning("%s has no checkpoint: training begins", self.args.output_dir)
-            resume_from_checkpoint = None
+        else:
+            resume_from_checkpoint = self._agreed(resume_from_checkpoint)
         return super().train(resume_from_checkpoint, *more, **named)
 
     def _has_session_checkpoint(self) -> bool:
         folder = self.args.session_folder
         return bool(folder) and os.path.isdir(folder) and bool(complete(os.listdir(folder)))
 
-    def _newest_checkpoint(self) -> str | None:
+    def _agreed(self, asked: Any) -> Any:
+        """What the original is to resume from. Raises RuntimeError: ranks would begin apart."""
+        if asked is not True:
+            refuse_apart(os.path.basename(os.path.normpath(asked)) if asked else "")
+            return asked
         folder = self.args.output_dir
-        return get_last_checkpoint(folder) if os.path.isdir(folder) else None
+        if self._has_session_checkpoint():
+            refuse_apart("the session")
+            return None
+        newest = get_last_checkpoint(folder) if os.path.isdir(folder) else None
+        refuse_apart(os.path.basename(newest or ""))
+        if newest is None:
+            log.warning("%s has no checkpoint: training begins", folder)
+        return newest
 
     def _prepare_for_training(self, max_steps: int, loader: Any, resumed: Any) -> Any:
         allow_wrapping(self)

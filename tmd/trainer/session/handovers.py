@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 log = logging.getLogger("tmd.trainer")
@@ -17,10 +18,18 @@ class Handovers:
     def add(self, function: Callable[[], object]) -> None:
         self._functions.append(function)
 
-    def run(self) -> None:
-        """Call them. What one raises is logged: this worker is a standby now, and still useful."""
+    def run(self, report: Callable[[str], object]) -> None:
+        """Call them. What one raises is logged: this worker may still be of use as a standby.
+
+        ``report``: called before, with what this worker does meanwhile.
+        """
+        if not self._functions:
+            return
+        report("runs the functions of session.on_handover")
+        started = time.monotonic()
         for function in self._functions:
             try:
                 function()
             except Exception:
                 log.exception("a function of session.on_handover failed")
+        log.info("session.on_handover took %.1f s", time.monotonic() - started)

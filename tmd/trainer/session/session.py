@@ -295,12 +295,12 @@ class Session:
         )
 
     def on_handover(self, function: Callable[[], object]) -> None:
-        """Call ``function`` each time that a plan has moved this worker's rank to another worker:
+        """Call ``function`` on this worker each time that its rank has become another worker's:
         flush and close there what it has written for the rank.
 
-        The worker stands by then, and may be ended at any time. A worker that exits with its move,
-        as after ``tmd drain --leave``, leaves :meth:`batches` by ``SystemExit`` instead. After a
-        loss there is nothing that could be called.
+        Its host counts as holding the rank until the function returns, so it must be short, and
+        must not call collectives. It may be called on a worker that has not trained with its rank
+        yet. It is not called for ranks that an elastic job gives back.
         """
         self._hooks.handovers.add(function)
 

@@ -53,9 +53,8 @@ class Leaving:
         else:
             self._migration.send(order, order.move_of(self._reporter.status.worker))
 
-    def wait(self) -> bool:
-        """LEFT: keep the state until the joiner has committed, or take back the rank. Returns
-        whether it has committed, so that this worker is to stand by."""
+    def wait(self) -> None:
+        """LEFT: keep the state until the joiner has committed, or take back the rank."""
         response, directive = self._reporter.next_response()
         match response, directive:
             case Response.HALT, Hold(plan=plan):
@@ -66,7 +65,7 @@ class Leaving:
                 if status.rank is not None:
                     self._reporter.report_rehearsal(status.rank, Rehearsal(status.step, 0.0))
                 self._snapshots.forget()
-                return True
+                self._migration.to_pool()
             case _:
+                self._migration.run_handovers()
                 dismiss(directive)
-        return False

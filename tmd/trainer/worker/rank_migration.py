@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
@@ -20,6 +21,7 @@ from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.shadow.receiver import ask
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
@@ -43,6 +45,7 @@ class RankMigration:
         agent: Agent,
         context: RankContext,
         snapshots: Snapshots,
+        handovers: Handovers,
     ) -> None:
         self._reporter = reporter
         self._agent = agent
@@ -52,6 +55,7 @@ class RankMigration:
         self._verification = context.verification
         self._transfer = context.transfer
         self._snapshots = snapshots
+        self._handovers = handovers
         self._takeover: Takeover | None = None
         self.driver = ShadowDriver(reporter, agent, context)
 
@@ -322,8 +326,15 @@ class RankMigration:
         assert takeover.header is not None
         self._state.seek(takeover.header.offer.position)
 
+    def run_handovers(self) -> None:
+        """Let the script flush what it has written for the rank that it gives up, if it has one."""
+        if self._reporter.status.rank is not None:
+            self._handovers.run(lambda detail: self._reporter.update(detail=detail))
+
     def to_pool(self) -> None:
         """Give up any held or impersonated rank and stand by."""
+        # Before it reports that it stands by: its host may be switched off then.
+        self.run_handovers()
         self._verification.drop()
         self.driver.end()
         if self._takeover is not None:
@@ -335,15 +346,8 @@ class RankMigration:
         self._fabric.generations.discard()
         self._fabric.generations.reap()
         # A checkpoint that it missed as a rank concerns the rank's next holder.
-        self._reporter.update(
-            WorkerTransition.STOOD_BY,
-            plan="",
-            rank=None,
-            detail="",
-            shadow=None,
-            missed=None,
-            holds=(),
-        )
+        none: dict[str, Any] = {"rank": None, "shadow": None, "missed": None, "holds": ()}
+        self._reporter.update(WorkerTransition.STOOD_BY, plan="", detail="", **none)
 
     def _await(self, takeover: Takeover | None) -> None:
         """Expect another take-over, or none, and close the link of the previous one."""

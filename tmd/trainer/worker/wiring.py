@@ -35,7 +35,6 @@ class WorkerParts(NamedTuple):
     driver: ShadowDriver
     recovery: Recovery
     leaving: Leaving
-    handovers: Handovers
     pool: Pool
     continuation: Continuation
 
@@ -63,10 +62,7 @@ class WorkerParts(NamedTuple):
             case Activity.SYNCED:
                 self.recovery.rejoin()
             case Activity.LEFT:
-                if self.leaving.wait():
-                    # Before it reports that it stands by: its host may be switched off then.
-                    self.handovers.run()
-                    self.migration.to_pool()
+                self.leaving.wait()
         return None
 
     def close(self) -> None:
@@ -110,7 +106,7 @@ def assemble(
         # Before any server thread starts, since those send groups and roles to peers.
         fit.introduce(alike)
     snapshots = Snapshots(context, snapshot_every, reporter.report_snapshots)
-    migration = RankMigration(reporter, agent, context, snapshots)
+    migration = RankMigration(reporter, agent, context, snapshots, handovers)
     sources = ShadowSources(context)
     recovery = Recovery(reporter, agent, context, migration, snapshots)
     finishing = FinishingParts(sources, snapshots, migration.driver, recovery)
@@ -122,7 +118,6 @@ def assemble(
         migration.driver,
         recovery,
         Leaving(reporter, agent, fabric, migration, sources, snapshots),
-        handovers,
         Pool(reporter, agent, context, migration, recovery),
         Continuation(reporter, agent, context, finishing, halt),
     )
