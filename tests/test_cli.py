@@ -910,7 +910,7 @@ def test_a_daemon_serves_http_and_ends_with_streams_open(config, tmp_path):
                     time.sleep(0.02)
             metrics = get(port, "/metrics")
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/stream", timeout=20) as stream:
-                first = stream.readline()
+                cursor, _, first = (stream.readline() for _ in range(3))
                 process.terminate()
                 code = process.wait(10)
         finally:
@@ -918,6 +918,7 @@ def test_a_daemon_serves_http_and_ends_with_streams_open(config, tmp_path):
 
     assert json.loads(ready)["ready"]
     assert b"tmd_store_reachable 1.0" in metrics
+    assert cursor == b"id: 0\n"
     assert first == b"event: state\n"
     assert code == 0
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -140,35 +142,46 @@ def test_an_optimizer_that_changes_weights_for_an_evaluation_is_refused(accelera
         next(iter(batches(session, accelerator, [1.0])))
 
 
-def test_trackers_that_cannot_be_made_on_this_worker_end_nothing(
+def test_a_tracker_that_cannot_be_made_on_this_worker_is_left_out(
     accelerator: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those that were made are finished, and none is made again."""
+    """The others log on, and the step draws what it would draw on another worker."""
     from accelerate.tracking import GeneralTracker
 
     import tmd.integrations.accelerate as adapter
 
+    logged, ended = [], []
+
     class Lines(GeneralTracker):
         name, requires_logging_directory, tracker = "lines", False, None
-        ended = 0
 
         def store_init_configuration(self, values: dict[str, Any]) -> None:
             """None is used."""
 
+        def log(self, values: dict[str, Any], step: int | None, **_: Any) -> None:
+            logged.append(values)
+
         def finish(self) -> None:
-            Lines.ended += 1
+            ended.append(type(self).__name__)
             raise OSError("it cannot be finished either")
 
     class Broken(Lines):
         def start(self) -> None:
+            random.random(), np.random.rand(), torch.rand(())
             raise OSError("no network")
 
-    accelerator.log_with = [Lines(), Broken()]
+    def drawn() -> list[Any]:
+        numpy: Any = np.random.get_state()
+        return [random.getstate(), numpy[1].tolist(), torch.get_rng_state().tolist()]
+
+    accelerator.log_with = [Broken(), Lines()]
     adapter._tracked[accelerator] = ("job",), {}
+    before = drawn()
     adapter._make_trackers(accelerator, type(accelerator).init_trackers)
+    after = drawn()
     accelerator.log({"loss": 1.0})
 
-    assert accelerator.trackers == []
-    assert Lines.ended == 2
-    assert accelerator not in adapter._tracked
-    assert "cannot be made here: this worker logs nothing" in caplog.text
+    assert before == after
+    assert (logged, ended) == ([{"loss": 1.0}], ["Broken"])
+    assert len(accelerator.log_with) == 2
+    assert "it cannot be made here" in caplog.text

@@ -388,11 +388,15 @@ def test_a_logger_that_fails_on_the_next_worker_is_replaced(
     after = drawn()
     for effect in effects:
         effect()
+    opened = [type(each) for each in trainer.loggers]
+    lines = trainer.loggers[1]
+    trainer.loggers = [Broken(), lines]
     strategy.leave()
 
     assert before == after
-    assert [type(each) for each in trainer.loggers] == [DummyLogger, CSVLogger]
+    assert opened == [DummyLogger, CSVLogger]
     assert "Broken cannot be opened: nothing is logged to it" in caplog.text
+    assert "Broken has lost what it had not written" in caplog.text
     (file,) = tmp_path.glob("*/*/metrics.csv")
     assert "1.0" in file.read_text()
 

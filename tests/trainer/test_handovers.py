@@ -36,7 +36,7 @@ def test_all_functions_are_called_although_one_fails(caplog: pytest.LogCaptureFi
     hooks.handovers.run(reported.append)
 
     assert called == ["first", "last"] * 2
-    assert reported == ["runs the functions of session.on_handover"] * 2
+    assert reported == ["runs the functions of session.on_handover", ""] * 2
     assert "a function of session.on_handover failed" in caplog.text
     assert "no space left" in caplog.text
 
@@ -84,7 +84,8 @@ def test_they_run_before_a_worker_exits_with_its_move(left: Worker) -> None:
 
 
 def test_they_do_not_run_while_the_rank_may_come_back(left: Worker) -> None:
-    """Another rank was lost in the switch: who has this one is decided later."""
+    """Another rank was lost in the switch. The leader may still count on the state of this one, so
+    nothing keeps this worker from what it is told."""
     seen = statuses_at(left)
     left.obey(Hold("q", 2))
     left.parts.act(Activity.LEFT)
@@ -92,8 +93,23 @@ def test_they_do_not_run_while_the_rank_may_come_back(left: Worker) -> None:
     left.obey(Wait())
     left.parts.act(Activity.STUCK)
 
-    assert [rank for _, rank, _ in seen] == [2]
-    assert left.status.activity is Activity.STANDBY
+    assert [(activity, rank) for activity, rank, _ in seen] == [(Activity.STANDBY, None)]
+    assert left.status.detail == ""
+
+
+@pytest.mark.parametrize(("code", "times"), [(0, 1), (1, 0)])
+def test_they_run_before_a_halted_worker_exits_unless_the_job_has_failed(
+    left: Worker, code: int, times: int
+) -> None:
+    seen = statuses_at(left)
+    left.obey(Hold("q", 2))
+    left.parts.act(Activity.LEFT)
+    left.obey(Leave(code))
+    with pytest.raises(SystemExit):
+        left.parts.act(Activity.STUCK)
+
+    assert len(seen) == times
+    assert left.status.detail == ""
 
 
 def test_a_standby_hands_nothing_over(tmp_path: Path) -> None:

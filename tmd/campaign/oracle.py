@@ -11,6 +11,7 @@ from tmd.campaign.judge import Observed
 from tmd.campaign.scenario import Story
 from tmd.campaign.stage import script
 from tmd.core.values.model import MigrationPlan
+from tmd.core.values.reasons import in_words
 from tmd.demo.report import DemoTrace, compare, read_trace
 from tmd.demo.story import run_golden
 
@@ -31,22 +32,28 @@ class Oracle:
     def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
         self._folder = folder
         self._prefix = tuple(prefix)
-        self._known: dict[tuple[str, ...], JobRun] = {}
+        self._known: dict[tuple[str, ...], JobRun | str] = {}
+        """The run of each job, or why it failed."""
 
     async def ask(self, story: Story) -> JobRun:
         """Run the job of ``story`` undisturbed; returns its results.
 
         Raises:
-            RuntimeError: the run failed.
+            RuntimeError: the run failed, now or before.
         """
         command, ranks = script(story), story.cluster.ranks
         key = (str(ranks), *command)
         if key not in self._known:
             folder = self._folder / f"golden-{len(self._known)}"
-            log = folder.with_suffix(".log")
-            await run_golden(command, ranks, folder, log, self._prefix)
-            self._known[key] = read_run(folder)
-        return self._known[key]
+            try:
+                await run_golden(command, ranks, folder, folder.with_suffix(".log"), self._prefix)
+                self._known[key] = read_run(folder)
+            except (RuntimeError, OSError) as error:
+                self._known[key] = in_words(error)
+        found = self._known[key]
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        return found
 
 
 def read_run(folder: Path) -> JobRun:

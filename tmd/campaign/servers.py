@@ -126,17 +126,22 @@ class WithSentinel:
         return int(reply[4]) if len(reply) > 4 else 0
 
     def in_step(self) -> bool:
-        """Whether the Sentinel knows a replica that is in sync with the master."""
+        """Whether the Sentinel counts the replica as sound, and the replica says that its link to
+        the master is up."""
         master = self.master()
         replica = next(n for n in SERVERS if self._ports[n] != master)
-        known = self._ask("sentinel", f"SENTINEL replicas {SERVICE}")
-        sound = "\nslave\r" in known or "\nslave\n" in known
-        return sound and "master_link_status:up" in self._ask(replica, "INFO replication")
+        words = self._ask("sentinel", f"SENTINEL replicas {SERVICE}").splitlines()
+        # A field and its value, each after a line with its length.
+        flags = words[words.index("flags") + 2] if "flags" in words else ""
+        if flags != "slave" or self._processes[replica].poll() is not None:
+            return False
+        return "master_link_status:up" in self._ask(replica, "INFO replication")
 
     def revive(self, port: int) -> None:
-        """Start the killed server of ``port`` again, as a replica of the master."""
+        """Start the server of ``port`` again, as a replica of the master, unless it runs."""
         name = next(n for n in SERVERS if self._ports[n] == port)
-        self._serve(name, replica_of=self.master())
+        if self._processes[name].poll() is not None:
+            self._serve(name, replica_of=self.master())
 
     def _ask(self, name: str, command: str) -> str:
         return _ask(f"127.0.0.1:{self._ports[name]}", command)

@@ -128,9 +128,8 @@ def print_report(console: Console, facts: dict[str, object], events: list[DemoEv
     )
     same = facts["losses_identical"]
     console.print(
-        f"median step {facts['median_step_s']:.3f} s\n"
-        f"losses identical to an undisturbed run, bit for bit: "
-        f"[bold {'green' if same else 'red'}]{'yes' if same else 'NO'}[/], "
+        f"median step {facts['median_step_s']:.3f} s\nlosses identical to an undisturbed run: "
+        f"[bold {'green' if same else 'red'}]{'yes' if same else 'NO'}[/], bit for bit, "
         f"{facts['compared_steps']} steps of every rank"
     )
     if facts["difference"]:

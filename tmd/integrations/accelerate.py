@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
 
 try:
     from accelerate import Accelerator
@@ -176,17 +180,33 @@ def _with_trackers(method: Callable[..., T], make: Callable[..., object]) -> Cal
 
 
 def _make_trackers(accelerator: Accelerator, make: Callable[..., object]) -> None:
-    """Without those that fail the worker goes on: the next one would not fare better."""
+    """Make each by itself. One that fails is left out: the next worker would not fare better."""
     given, named = _tracked[accelerator]
-    try:
-        make(accelerator, *given, **named)
-    except Exception:
-        log.exception(
-            "the trackers of accelerator.init_trackers cannot be made here: this worker logs "
-            "nothing"
-        )
+    wanted, made = accelerator.log_with, []
+    with _generators_kept():
+        for each in wanted:
+            accelerator.log_with, accelerator.trackers = [each], []
+            try:
+                make(accelerator, *given, **named)
+                made += accelerator.trackers
+            except Exception:
+                log.exception("nothing is logged to the tracker %s: it cannot be made here", each)
+                _end_trackers(accelerator)
+    accelerator.log_with, accelerator.trackers = wanted, made
+    if not made:
         del _tracked[accelerator]
-        _end_trackers(accelerator)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """The script draws afterwards what it would draw on a worker that makes no trackers."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _end_trackers(accelerator: Accelerator) -> None:

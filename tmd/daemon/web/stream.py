@@ -22,6 +22,8 @@ from tmd.daemon.web.page_samples import History, newer
 from tmd.daemon.web.parts import Refused, WebParts
 from tmd.daemon.web.reading import cursor_of
 
+FIRST = "0"
+"""A cursor before all alerts."""
 MOST_STREAMS = 16
 QUIET_S = 15.0
 """Interval of keep-alive comments without news, which detect a broken connection."""
@@ -126,14 +128,14 @@ class Streams:
             )
         self._open.add(task)
         try:
-            cursor = after or await self._store.newest_alert()
+            cursor = after or await self._store.newest_alert() or FIRST
             response = web.StreamResponse(
                 headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
             )
             await response.prepare(request)
             with suppress(ConnectionResetError, TimeoutError):
-                if cursor:  # a client that is cut off before the first alert misses none either
-                    await response.write(f"id: {cursor}\n\n".encode())
+                # A client that is cut off before the first alert misses none either.
+                await response.write(f"id: {cursor}\n\n".encode())
                 await self._send(response, news, cursor)
             return response
         finally:

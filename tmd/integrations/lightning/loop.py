@@ -46,8 +46,8 @@ Effect = Callable[[], object]
 class HeldLogger:
     """Stands for a logger whose calls are held back."""
 
-    def __init__(self, logger: Any, effects: list[Effect], unusable: set[int]) -> None:
-        """``unusable``: ids of loggers whose calls are dropped."""
+    def __init__(self, logger: Any, effects: list[Effect], unusable: list[Any]) -> None:
+        """``unusable``: loggers whose calls are dropped."""
         self._logger, self._effects, self._unusable = logger, effects, unusable
 
     @property  # type: ignore[misc]
@@ -64,7 +64,7 @@ class HeldLogger:
         )
 
     def _call(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        if id(self._logger) not in self._unusable:
+        if not any(self._logger is each for each in self._unusable):
             method(*args, **kwargs)
 
 

@@ -76,8 +76,8 @@ class TmdStrategy(DDPStrategy):
         self._trainer: Any = None
         self._effects: list[Effect] | None = None
         """What is held back; ``None`` while nothing is."""
-        self._unusable: set[int] = set()
-        """Ids of loggers that cannot be used on this worker."""
+        self._unusable: list[Any] = []
+        """Loggers that cannot be used on this worker."""
         self._will_exist: dict[str, bool] = {}
         """Path of each checkpoint whose write or removal is held back -> whether it is written."""
         self._began = self._leaves = self._writes = False
@@ -132,7 +132,7 @@ class TmdStrategy(DDPStrategy):
             logger.save()
         except Exception:
             log.exception("%s cannot be opened: nothing is logged to it", type(logger).__name__)
-            self._unusable.add(id(logger))
+            self._unusable.append(logger)
             return False
         return True
 

@@ -21,7 +21,7 @@ class Handovers:
     def run(self, report: Callable[[str], object]) -> None:
         """Call them. What one raises is logged: this worker may still be of use as a standby.
 
-        ``report``: called before, with what this worker does meanwhile.
+        ``report``: called with what this worker does meanwhile, and with nothing afterwards.
         """
         if not self._functions:
             return
@@ -32,4 +32,5 @@ class Handovers:
                 function()
             except Exception:
                 log.exception("a function of session.on_handover failed")
+        report("")
         log.info("session.on_handover took %.1f s", time.monotonic() - started)

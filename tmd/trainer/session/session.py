@@ -295,12 +295,13 @@ class Session:
         )
 
     def on_handover(self, function: Callable[[], object]) -> None:
-        """Call ``function`` on this worker each time that its rank has become another worker's:
-        flush and close there what it has written for the rank.
+        """Call ``function`` on this worker when a plan has given its rank to another one, before
+        this worker stands by or exits: flush and close there what it has written for the rank.
 
-        Its host counts as holding the rank until the function returns, so it must be short, and
-        must not call collectives. It may be called on a worker that has not trained with its rank
-        yet. It is not called for ranks that an elastic job gives back.
+        Until the function returns, ``tmd drain --wait`` waits, and this worker takes no rank. So it
+        must be short, and must not call collectives. If another rank is lost in the same move, it
+        is called only after the worker stands by. It is not called after a loss of this worker, nor
+        for ranks that an elastic job gives back.
         """
         self._hooks.handovers.add(function)
 

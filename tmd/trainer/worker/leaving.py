@@ -7,7 +7,6 @@ from tmd.core.values.model import Rehearsal
 from tmd.core.worker.responses import Response
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric
-from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.worker.agent import Agent
@@ -65,7 +64,8 @@ class Leaving:
                 if status.rank is not None:
                     self._reporter.report_rehearsal(status.rank, Rehearsal(status.step, 0.0))
                 self._snapshots.forget()
+                # Before it reports that it stands by: its host may be switched off then.
+                self._migration.hand_over()
                 self._migration.to_pool()
             case _:
-                self._migration.run_handovers()
-                dismiss(directive)
+                self._migration.leave(directive)

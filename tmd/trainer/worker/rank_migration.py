@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
+from tmd.core.planning.directives import Arm, Directive, Leave, Prepare, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Move, Rehearsal
 from tmd.core.values.reasons import in_words
@@ -21,7 +21,7 @@ from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.take_over import Takeover
-from tmd.trainer.session.handovers import Handovers
+from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.shadow.receiver import ask
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
@@ -45,7 +45,7 @@ class RankMigration:
         agent: Agent,
         context: RankContext,
         snapshots: Snapshots,
-        handovers: Handovers,
+        hand_over: Callable[[], None],
     ) -> None:
         self._reporter = reporter
         self._agent = agent
@@ -55,7 +55,8 @@ class RankMigration:
         self._verification = context.verification
         self._transfer = context.transfer
         self._snapshots = snapshots
-        self._handovers = handovers
+        self.hand_over = hand_over
+        """Lets the script flush what it has written for a rank that is another worker's now."""
         self._takeover: Takeover | None = None
         self.driver = ShadowDriver(reporter, agent, context)
 
@@ -194,8 +195,7 @@ class RankMigration:
         return None
 
     def _go_without_shadow(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
-        """The rank cannot be shadowed: wait for its state. The plan is refused for an adopted rank,
-        whose holder stays and hands nothing over."""
+        """Wait for the rank's state; refuse an adopted rank, whose holder hands nothing over."""
         if directive.adopted:
             self.refuse(directive, why)
         else:
@@ -326,15 +326,14 @@ class RankMigration:
         assert takeover.header is not None
         self._state.seek(takeover.header.offer.position)
 
-    def run_handovers(self) -> None:
-        """Let the script flush what it has written for the rank that it gives up, if it has one."""
-        if self._reporter.status.rank is not None:
-            self._handovers.run(lambda detail: self._reporter.update(detail=detail))
+    def leave(self, directive: Directive) -> NoReturn:
+        """End this worker, which has held a rank, as ``directive`` demands."""
+        if isinstance(directive, Leave) and not directive.code:
+            self.hand_over()
+        dismiss(directive)
 
     def to_pool(self) -> None:
         """Give up any held or impersonated rank and stand by."""
-        # Before it reports that it stands by: its host may be switched off then.
-        self.run_handovers()
         self._verification.drop()
         self.driver.end()
         if self._takeover is not None:

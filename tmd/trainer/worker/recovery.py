@@ -13,6 +13,7 @@ from tmd.core.planning.directives import (
     Resume,
     Sync,
     Train,
+    Wait,
 )
 from tmd.core.planning.failover import keepers_first
 from tmd.core.values.errors import LinkError
@@ -20,7 +21,6 @@ from tmd.core.worker.broken_step import Place, reruns
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.trainer.protocol.step_vote import exchange
-from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Rebuild
@@ -137,8 +137,14 @@ class Recovery:
                 return self._sync(directive)
             case _:
                 # Another worker holds this rank in a later epoch, or a source sends its state.
-                self._migration.to_pool()
+                self._stand_by(directive)
         return None
+
+    def _stand_by(self, directive: Directive | None) -> None:
+        self._migration.to_pool()
+        if isinstance(directive, Wait):
+            # Only now: until then the plan might have given the rank back to this worker.
+            self._migration.hand_over()
 
     def _sync(self, directive: Sync) -> Rebuild | None:
         rebuild = self._fit.start_over(directive, survives=not directive.back)
@@ -191,9 +197,9 @@ class Recovery:
                 if not self._gave_back():
                     self._reporter.update(WorkerTransition.HALTED, plan=directive.plan)
             case Response.STAND_BY, _:
-                self._migration.to_pool()
+                self._stand_by(directive)
             case _:
-                dismiss(directive)
+                self._migration.leave(directive)
 
     def entered(self, directive: Resume | Train, *, within: bool = False) -> None:
         """Report that this worker trains in the new epoch. ``within`` a step, its state may have to
@@ -228,6 +234,6 @@ class Recovery:
                 case Response.ACKNOWLEDGE, Hold(plan=plan):
                     self._reporter.update(plan=plan)
                 case Response.EXIT, _:
-                    dismiss(directive)
+                    self._migration.leave(directive)
                 case _:
                     return directive

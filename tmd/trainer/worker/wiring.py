@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from tmd.core.values.model import Activity
@@ -106,7 +107,8 @@ def assemble(
         # Before any server thread starts, since those send groups and roles to peers.
         fit.introduce(alike)
     snapshots = Snapshots(context, snapshot_every, reporter.report_snapshots)
-    migration = RankMigration(reporter, agent, context, snapshots, handovers)
+    hand_over = partial(handovers.run, lambda detail: reporter.update(detail=detail))
+    migration = RankMigration(reporter, agent, context, snapshots, hand_over)
     sources = ShadowSources(context)
     recovery = Recovery(reporter, agent, context, migration, snapshots)
     finishing = FinishingParts(sources, snapshots, migration.driver, recovery)
