@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from tests import values
+from tests.distribution import distribution
 from tests.values import alert, member, worker
 from tmd import __version__, embedded
 from tmd.cli.status import verdicts_of
@@ -432,11 +433,7 @@ class Words(Policy):
 
 def test_a_policy_that_fails_is_explained(config, tmp_path):
     """Whoever writes one looks here first."""
-    (tmp_path / "words.py").write_text(WORDS)
-    (tmp_path / "words-1.dist-info").mkdir()
-    (tmp_path / "words-1.dist-info" / "METADATA").write_text("Name: words\nVersion: 1\n")
-    points = "[tmd.policies]\nwords = words:Words\n"
-    (tmp_path / "words-1.dist-info" / "entry_points.txt").write_text(points)
+    distribution(tmp_path, "words", "tmd.policies", WORDS)
     recorded = tmp_path / "view.json"
     recorded.write_text('{"hosts": []}')
     env = {"PYTHONPATH": str(tmp_path), "TMD_POLICIES__ENABLED": '["words", "replace_failed"]'}

@@ -15,6 +15,7 @@ import pytest
 from tmd_detectors.kept import boot_id
 from tmd_detectors.xid.memory import XidMemory
 
+from tests.distribution import distribution
 from tests.test_cli import ENVIRONMENT, tmd
 from tests.values import alert
 from tmd.cli.doctor import driver_version
@@ -213,11 +214,7 @@ class Unsure(Detector):
 
 
 def test_a_detector_that_cannot_say_whether_it_works_is_a_finding_of_the_scan(config, tmp_path):
-    (tmp_path / "unsure.py").write_text(UNSURE)
-    facts = tmp_path / "unsure-1.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Name: unsure\nVersion: 1\n")
-    (facts / "entry_points.txt").write_text("[tmd.detectors]\nunsure = unsure:Unsure\n")
+    distribution(tmp_path, "unsure", "tmd.detectors", UNSURE)
     path = config(more="[plugins]\nallow = ['unsure']\n")
     env = {"PYTHONPATH": str(tmp_path)}
     done = tmd("scan", "--json", "--seconds", "3", "-c", path, env=env)

@@ -14,6 +14,7 @@ import pytest
 import structlog
 from msgspec import structs
 
+from tests.distribution import distribution
 from tmd.config import Settings, load, store_key
 from tmd.core.alerts.findings import FindingRules
 from tmd.core.values.model import Severity, Signal, State, Strategy
@@ -390,11 +391,7 @@ class Deaf(Detector):
 
 async def test_a_daemon_ends_although_a_detector_does_not(redis_url, tmp_path):
     """Its code ignores that it is cancelled."""
-    place = tmp_path / "deaf-1.dist-info"
-    place.mkdir()
-    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: deaf\nVersion: 1\n")
-    (place / "entry_points.txt").write_text("[tmd.detectors]\ndeaf = deaf:Deaf\n")
-    (tmp_path / "deaf.py").write_text(DEAF)
+    distribution(tmp_path, "deaf", "tmd.detectors", DEAF)
     file, log_file = tmp_path / "tmd.toml", tmp_path / "log"
     base = BASE.format(cluster="deaf", url=redis_url, folder=tmp_path)
     file.write_text(base.replace('"exec"', '"deaf"'))

@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from tests.e2e.frameworks import need
+from tests.integrations.generators import generator_states
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
 from tmd.trainer.state.state import Registry
@@ -170,15 +171,11 @@ def test_a_tracker_that_cannot_be_made_on_this_worker_is_left_out(
             random.random(), np.random.rand(), torch.rand(())
             raise OSError("no network")
 
-    def drawn() -> list[Any]:
-        numpy: Any = np.random.get_state()
-        return [random.getstate(), numpy[1].tolist(), torch.get_rng_state().tolist()]
-
     accelerator.log_with = [Broken(), Lines()]
     adapter._tracked[accelerator] = ("job",), {}
-    before = drawn()
+    before = generator_states()
     adapter._make_trackers(accelerator, type(accelerator).init_trackers)
-    after = drawn()
+    after = generator_states()
     accelerator.log({"loss": 1.0})
 
     assert before == after

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_structure
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.e2e.frameworks import need
+from tests.integrations.generators import generator_states
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
 from tmd.trainer.session.hooks import Interrupted
@@ -378,14 +379,10 @@ def test_a_logger_that_fails_on_the_next_worker_is_replaced(
         for logger in trainer.loggers:
             logger.log_metrics({"loss": 1.0}, 1)
 
-    def drawn() -> list[Any]:
-        numpy: Any = np.random.get_state()
-        return [random.getstate(), numpy[1].tolist(), torch.get_rng_state().tolist()]
-
-    before = drawn()
+    before = generator_states()
     strategy._writes = False  # as on a worker that takes rank 0 in this step
     strategy.set_world_ranks()
-    after = drawn()
+    after = generator_states()
     for effect in effects:
         effect()
     opened = [type(each) for each in trainer.loggers]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from tmd.campaign.commands import run
 from tmd.core.values.errors import TmdError
 
 SOURCE = Path(__file__).with_name("clock.c")
@@ -29,11 +29,7 @@ class Clocks:
             raise TmdError(unable())
         flags = ("-shared", "-fPIC", "-O2", "-Wall", "-Werror")
         names = (str(self._library), str(SOURCE))
-        done = subprocess.run(
-            [compiler, *flags, "-o", *names, "-ldl"], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise TmdError(f"cannot compile {SOURCE.name}: {done.stderr.strip()}")
+        run(compiler, *flags, "-o", *names, "-ldl")
         for host in self._files:
             self.shift(host, 0.0)
 

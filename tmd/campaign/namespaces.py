@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from tmd.campaign.commands import run
 from tmd.core.values.reasons import in_words
 
 NETNS = Path("/run/netns")
@@ -113,23 +114,15 @@ class Namespaces:
         self._in("switch", f"ip link set port{number} master bridge up")
 
     def _make(self, name: str) -> None:
-        _run("ip", "netns", "add", self._name(name))
+        run("ip", "netns", "add", self._name(name))
         self._made.append(self._name(name))
 
     def _in(self, name: str, command: str, *unsplit: str) -> str:
         """The output of ``command``, with the arguments ``unsplit`` added, run in a namespace."""
-        return _run("ip", "netns", "exec", self._name(name), *command.split(), *unsplit)
+        return run("ip", "netns", "exec", self._name(name), *command.split(), *unsplit)
 
     def _name(self, name: str) -> str:
         return f"{self._stem}-{name}"
-
-
-def _run(*command: str) -> str:
-    """The output of ``command``. Raises OSError."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
 
 
 def _dropping(share: float) -> str:

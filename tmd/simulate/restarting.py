@@ -15,6 +15,7 @@ from tmd.simulate.values import (
     Warned,
     WorkDone,
     holding,
+    restarting,
     unsaved,
 )
 
@@ -57,5 +58,4 @@ class Restarting(Places):
         self._fill()
         if None in self._ranks:
             return holding(losses)
-        lasts = self._costs.restart_s + more_s
-        return NextPhase(PhaseEvent.STANDS, lasts, cause, losses, from_checkpoint=True)
+        return restarting(self._costs.restart_s + more_s, losses, cause)

@@ -21,6 +21,7 @@ from tmd.simulate.values import (
     Warned,
     WorkDone,
     holding,
+    restarting,
     unsaved,
 )
 
@@ -100,8 +101,7 @@ class Shrinking(Places):
             return holding(losses)
         self._ready.clear()
         self._stands = Cause.RESTART
-        lasts = self._costs.restart_s
-        return NextPhase(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+        return restarting(self._costs.restart_s, losses)
 
     def _whole(self) -> int:
         """Replicas whose hosts all train."""

@@ -15,6 +15,7 @@ from tmd.simulate.values import (
     Warned,
     WorkDone,
     holding,
+    restarting,
     unsaved,
 )
 
@@ -112,8 +113,7 @@ class StandingBy:
         self._stands = Cause.RESTART if enough else Cause.HOLD
         if not enough:
             return holding(losses)
-        lasts = self._costs.restart_s
-        return NextPhase(PhaseEvent.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+        return restarting(self._costs.restart_s, losses)
 
     def _looked(self, now: float, work: WorkDone) -> NextPhase:
         """The job trains; the leader looks, and may open a planned move."""

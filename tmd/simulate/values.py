@@ -153,6 +153,13 @@ def holding(losses: tuple[LostWork, ...]) -> NextPhase:
     return NextPhase(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
 
 
+def restarting(
+    seconds: float, losses: tuple[LostWork, ...], cause: Cause = Cause.RESTART
+) -> NextPhase:
+    """The job starts from a checkpoint, which takes ``seconds``."""
+    return NextPhase(PhaseEvent.STANDS, seconds, cause, losses, from_checkpoint=True)
+
+
 class Outcome(Struct, frozen=True):
     """The result of one setup on one trace, or the mean over several, in hours of the job."""
 

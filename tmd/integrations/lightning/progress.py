@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from tmd.integrations.epoch import refuse_rest
 from tmd.integrations.lightning.refused import monitors, refuse_unreduced
@@ -41,7 +41,9 @@ class LoopProgress:
         """How often the work between two steps has been done."""
         self._metrics: dict[str, Tensor] = {}
         self._named: set[int] = set()
+        """Ids of the callbacks that the session keeps."""
         self._warned: set[str] = set()
+        """Keys of the callbacks with a large state that a user was warned of."""
 
     def leave_out(self, named: Iterable[object]) -> None:
         """Leave callbacks that are among ``named`` to the session, which keeps their tensors."""
@@ -66,10 +68,13 @@ class LoopProgress:
         loops["state_dict"] = {}  # of loaders, whose position is the session's
         own = (c for c in self._trainer.callbacks if id(c) not in self._named)
         callbacks = {c.state_key: _state_of(c) for c in own}
-        self._warn_of_large(callbacks)
         return {
             "loops": loops,
-            "callbacks": _plain({k: v for k, v in callbacks.items() if v}),
+            "callbacks": {
+                key: _plain(value, partial(self._warn_of_large, key))
+                for key, value in callbacks.items()
+                if value
+            },
             "metrics": _plain(self._metrics),
             "pending": self.pending,
             "last": self.last,
@@ -80,16 +85,14 @@ class LoopProgress:
             "began": self.began,
         }
 
-    def _warn_of_large(self, states: dict[str, dict[str, Any]]) -> None:
-        for key, state in states.items():
-            most = max((t.numel() for t in tree_leaves(state) if isinstance(t, Tensor)), default=0)
-            if most > MANY and key not in self._warned:
-                self._warned.add(key)
-                log.warning(
-                    "%s has a tensor of %d elements in its state_dict(), which becomes a list of "
-                    "numbers in each step: name the callback in TmdStrategy(state=...)",
-                    *(key, most),
-                )
+    def _warn_of_large(self, key: str, tensor: Tensor) -> None:
+        if tensor.numel() > MANY and key not in self._warned:
+            self._warned.add(key)
+            log.warning(
+                "%s has a tensor of %d elements in its state_dict(), which becomes a list of "
+                "numbers in each step: name the callback in TmdStrategy(state=...)",
+                *(key, tensor.numel()),
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limit, now = state["limit"], self._loop.max_steps
@@ -126,16 +129,19 @@ def _load(loop: _Loop, state: dict[str, Any], prefix: str = "") -> None:
             _load(child, state, f"{prefix}{name}.")
 
 
-def _plain(value: Any) -> Any:
-    """``value`` with tensors as plain values: their number may change from step to step."""
+def _plain(value: Any, look: Callable[[Tensor], None] | None = None) -> Any:
+    """``value`` with tensors as plain values: their number may change from step to step. ``look``
+    is called with each of them."""
     if isinstance(value, Tensor):
+        if look is not None:
+            look(value)
         dtype = str(value.dtype).removeprefix("torch.")
         shape = list(value.shape)
         return {"tensor": value.detach().cpu().tolist(), "dtype": dtype, "shape": shape}
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(item, look) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return _like(value, [_plain(item) for item in value])
+        return _like(value, [_plain(item, look) for item in value])
     return value
 
 
