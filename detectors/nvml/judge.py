@@ -72,7 +72,8 @@ class GpuHistory:
         """Code -> consecutive readings for which it held."""
 
     def steady(self, code: str, holds: bool) -> bool:
-        """Take in whether ``code`` holds now; returns whether it has for the last readings."""
+        """Take in whether ``code`` holds in this reading; returns whether it held in the last
+        ``STEADY`` ones."""
         self.runs[code] = self.runs.get(code, 0) + 1 if holds else 0
         return self.runs[code] >= STEADY
 

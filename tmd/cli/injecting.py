@@ -28,6 +28,12 @@ HOST = "host"
 GpuOption = Annotated[
     str, typer.Option(help="PCI address of a GPU, '0000:3b:00.0', in place of --entity.")
 ]
+ForOption = Annotated[
+    float,
+    typer.Option(
+        "--for", min=0, help="Seconds until it clears. With 0 the daemon's end clears it."
+    ),
+]
 ClearOption = Annotated[
     bool,
     typer.Option(
@@ -74,10 +80,7 @@ def inject(
     message: Annotated[
         str, typer.Option(help="Message; for an XID the driver's text after the number.")
     ] = "",
-    for_s: Annotated[
-        float,
-        typer.Option("--for", min=0, help="Seconds until it clears; 0: with the daemon's end."),
-    ] = 600.0,
+    for_s: ForOption = 600.0,
     clear: ClearOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")

@@ -60,8 +60,8 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
 
 @contextmanager
 def _at_its_end(loader: Any) -> Iterator[None]:
-    """In this context ``loader`` shows its last batch. The session found its end by asking for one
-    more batch, and the loader has ended then."""
+    """While this context lasts, ``loader`` is at its last batch. The session found the end by
+    asking for one more batch, which ended the loader."""
     if not isinstance(loader, DataLoaderStateMixin):
         yield
         return
@@ -199,7 +199,8 @@ def _make_trackers(accelerator: Accelerator, make: Callable[..., object]) -> Non
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """The script draws afterwards what it would draw on a worker that makes no trackers."""
+    """Leaves the random generators as they were: the script must draw what it would draw on a
+    worker that makes no trackers."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

@@ -75,7 +75,7 @@ class SavingTrainer(transformers.Trainer):
 
 
 def refuse_apart(begins: str) -> None:
-    """Refuse ranks that begin with different checkpoints. All ranks that are held call this.
+    """Refuse ranks that begin with different checkpoints. Each worker with a rank calls this.
 
     ``begins``: what this rank begins with; empty for nothing.
 

@@ -50,8 +50,8 @@ class TrainerProgress:
     """What else a step changes in a trainer, equal on all ranks.
 
     ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.
-    ``late``: the state that this worker loads says where training began: it is a standby, or goes
-    on from whatever checkpoint is the newest.
+    ``late``: this worker takes over where training began from the state that it loads: it is a
+    standby, or it goes on from the newest checkpoint, whatever that began with.
     """
 
     def __init__(self, trainer: Any, begun: str, *, late: bool) -> None:

@@ -56,7 +56,7 @@ class RankMigration:
         self._transfer = context.transfer
         self._snapshots = snapshots
         self.hand_over = hand_over
-        """Lets the script flush what it has written for a rank that is another worker's now."""
+        """Lets the script flush what it has written for a rank that another worker holds now."""
         self._takeover: Takeover | None = None
         self.driver = ShadowDriver(reporter, agent, context)
 
