@@ -34,6 +34,27 @@ def die(fabric: Fabric) -> None:
     fabric.close(orderly=False)
 
 
+def test_the_links_of_a_destroyed_group_are_closed_after_its_last_operation() -> None:
+    """A thread inside an operation must not meet a descriptor that is another one by now."""
+    closed_under: list[bool] = []
+    with circle(2) as c:
+        c.group()
+        c.allreduce()
+        fabric, group = c.fabrics[0], c.of(c.fabrics[0])
+        assert fabric.standing is not None
+        links = [link for key, link in fabric.standing.member_links() if key.group == "0"]
+        assert links
+
+        def operation() -> None:
+            Facts().until(lambda: all(link.severed for link in links))
+            closed_under.append(any(link.sock.fileno() < 0 for link in links))
+
+        group._runner.lane.run(operation, inline=False)
+        group.shutdown()
+        assert closed_under == [False]
+        assert all(link.sock.fileno() < 0 for link in links)
+
+
 @pytest.mark.parametrize("inline", [True, False])
 def test_poison_unblocks_a_wait_for_a_live_peer(inline: bool) -> None:
     with circle(2) as c:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -32,30 +31,32 @@ def epoch() -> EpochView:
     return EpochView(Membership(1, ()), 0, {}, EpochContext(Caller("w0", KEY), *seen_by))
 
 
-def wanted(tag: int, size: int) -> PostedReceive:
+def wanted(tag: int, size: int, source: int = 1) -> PostedReceive:
     def deliver(error: LinkError | None, source: int) -> None:
         raise AssertionError("nobody delivers here")
 
     into = memoryview(bytearray(size))
-    return PostedReceive(1, tag, epoch(), 0, into, deliver, deadline=0.0)
+    return PostedReceive(source, tag, epoch(), 0, into, deliver, patience_s=60.0)
 
 
 def test_messages_that_nobody_asked_for_are_read_up_to_a_bound() -> None:
     """Further ones stay with the sender, until one is taken or a receive waits for another."""
     box, size = Inbox(), KEPT // 10 + 1
     for tag in range(10):
-        assert box.make_room(0)
+        assert box.make_room(1, 0)
         assert box.arrive(message(tag, size)) is None
-    assert not box.make_room(0)
+    assert not box.make_room(1, 0)
 
     taken = box.post(wanted(3, size))
     assert taken is not None
     assert taken.tag == 3
-    assert box.make_room(0)
+    assert box.make_room(1, 0)
     box.arrive(message(3, size))
-    assert not box.make_room(0)
-    assert box.post(wanted(99, size)) is None  # the awaited one may be the next
-    assert box.make_room(0)
+    assert not box.make_room(1, 0)
+    assert box.post(wanted(99, size, source=2)) is None
+    assert not box.make_room(1, 0)  # an awaited message of another rank cannot be the next
+    assert box.post(wanted(99, size)) is None
+    assert box.make_room(1, 0)
 
 
 def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number() -> None:
@@ -167,9 +168,8 @@ def test_a_receive_after_one_without_a_thread_is_watched(monkeypatch: pytest.Mon
         assert standing is not None
         monkeypatch.setattr(threading.Thread, "start", refuse)
         into = memoryview(bytearray(1))
-        late = time.monotonic() + 60
         first, second = (
-            PostedReceive(1, tag, standing, 0, into, lambda error, source: None, deadline=late)
+            PostedReceive(1, tag, standing, 0, into, lambda error, source: None, patience_s=60)
             for tag in range(2)
         )
         with pytest.raises(RuntimeError):

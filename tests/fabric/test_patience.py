@@ -5,26 +5,29 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 import pytest
 import torch
 
 from tests.fabric.circle import KEY, PATIENCE, Circle, at_once, circle, sync
-from tests.trainer.wire import Facts
+from tests.trainer.wire import Facts, linked
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import EpochView, Group, LinkCounters, PeerLost
 from tmd.fabric.dial import Caller, PeerBusy
-from tmd.fabric.epoch_view import EpochContext
+from tmd.fabric.epoch_view import SENDING, EpochContext
 from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, acceptor
-from tmd.fabric.inbox import KEPT
+from tmd.fabric.inbox import KEPT, PostedReceive
 from tmd.fabric.link import Link
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
-from tmd.fabric.transfer import PeerLate
+from tmd.fabric.reduction import dtype_code
+from tmd.fabric.transfer import PeerLate, receive_within
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -205,8 +208,8 @@ def test_a_receive_in_a_group_without_a_time_out_is_never_late() -> None:
         receiver, sender = c.fabrics
         got = torch.zeros(4)
         work = c.of(receiver).recv([got], 1)
-        for receive in c.of(receiver)._mailbox._inbox.waiting():
-            c.of(receiver)._mailbox._verify(receive)
+        waiting = c.of(receiver)._mailbox._inbox.waiting()
+        assert [receive.deadline for receive in waiting] == [inf]
         c.of(sender).send([torch.ones(4)], 0).wait()
         work.wait()
 
@@ -249,3 +252,56 @@ def test_a_group_may_wait_for_years() -> None:
         assert not any(f.poisoned for f in c.fabrics)
         assert all(torch.equal(t, torch.full_like(t, 2)) for t in tensors.values())
         assert torch.equal(received, torch.ones(4))
+
+
+def test_a_message_that_stops_midway_is_late() -> None:
+    """Its sender is frozen. A byte that arrives in time keeps the receive alive."""
+    with circle(2) as c:
+        c.groups["0"] = {
+            fabric.worker: Group(fabric, "0", (0, 1), timeout=timedelta(seconds=SOON_S))
+            for fabric in c.fabrics
+        }
+        here, there = c.fabrics
+        assert here.standing is not None
+        link = here.standing.link("0", 1, SENDING)
+        header = FrameHeader(1, 0, FrameKind.MESSAGE, dtype_code(torch.float32), 0, 3)
+        link.sock.sendall(header.packed(4000))  # before the receive, which then finds it begun
+        work = c.of(there).recv([torch.empty(1000)], 0, tag=3)
+        link.sock.sendall(bytes(2000))
+        work.wait()
+        assert there.poisoned
+        assert "no data from" in there.poison_reason
+
+
+@pytest.mark.parametrize("patience_s", [SOON_S, inf])
+def test_a_reader_gets_all_of_a_message_in_pieces(patience_s: float) -> None:
+    with linked() as (near, far):
+        into = memoryview(bytearray(4))
+        with ThreadPoolExecutor() as threads:
+            reading = threads.submit(receive_within, near, into, patience_s)
+            far.send(b"ab")
+            far.send(b"cd")
+            reading.result(PATIENCE)
+        assert bytes(into) == b"abcd"
+
+
+def test_each_sender_is_asked_once_for_all_that_is_awaited_from_it(busy: Busy) -> None:
+    """A call to a frozen one takes seconds, in which no other would be found out."""
+    calls: list[str] = []
+    box: Mailbox
+
+    class Counted(Caller):
+        def ask(self, member: Member, **rest: Any) -> HandshakeReply:
+            calls.append(member.worker)
+            box.close()  # this round is the last one
+            raise PeerBusy("it does not answer")
+
+    view = standing("w0", busy.member, Counted)
+    before = set(threading.enumerate())
+    box = Mailbox("0", (0, 1), lambda: view)
+    for tag in range(8):
+        into = memoryview(bytearray(1))
+        box.post(PostedReceive(1, tag, view, 0, into, lambda *_: None, PATIENCE))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+    assert calls == ["w1"]

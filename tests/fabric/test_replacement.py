@@ -430,7 +430,7 @@ def test_a_message_that_arrives_while_an_epoch_is_entered_is_read_once() -> None
                 return
             sent.append(c.of(sender).send([torch.ones(3)], 1, 0).wait())
             with present.changed:
-                here = [k for k in present.links if k.lane == "messages"]
+                here = [k for k in present.links if k.purpose == "messages"]
                 assert here or present.changed.wait(PATIENCE)
 
         group.meanwhile = meanwhile

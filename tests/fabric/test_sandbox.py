@@ -216,6 +216,24 @@ def test_messages_are_replayed_by_sender_and_tag_whatever_their_order_of_arrival
         assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
 
 
+def test_a_receive_whose_message_cannot_be_mirrored_ends_with_the_error() -> None:
+    """Such as one for which there is no memory. Nobody waits for it any longer."""
+
+    class Full(Recorder):
+        def output(self, *args: object, **rest: object) -> None:
+            raise MemoryError("no memory for the copy of a shadow")
+
+    with circle(2) as c:
+        c.group()
+        c.fabrics[1].tap = Full()
+        work = c.of(c.fabrics[1]).recv([torch.zeros(2)], 0)
+        c.of(c.fabrics[0]).send([torch.ones(2)], 1).wait()
+        with pytest.raises(MemoryError, match="copy of a shadow"):
+            work.wait()
+        assert "failed in recv" in c.fabrics[1].poison_reason
+        assert c.fabrics[1].quiet
+
+
 def test_a_receive_from_any_source_is_distinguished() -> None:
     """A shadow could not tell for which of its receives a message was."""
     with circle(2) as c:

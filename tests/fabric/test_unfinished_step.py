@@ -539,6 +539,21 @@ def test_operations_in_inference_mode_are_kept_like_others() -> None:
         assert not any(fabric.poisoned for fabric in fabrics)
 
 
+def test_an_operation_on_a_conjugated_tensor_is_kept_like_others() -> None:
+    """Such a tensor has the memory of another one, whose values it shows with the other sign."""
+    with pair() as (c, fabrics):
+
+        def conjugated(fabric: Fabric) -> complex:
+            tensor = torch.full((4,), 1 + 2j, dtype=torch.complex64).conj()
+            work = c.of(fabric).allreduce([tensor], sync())
+            work.wait()
+            assert work.exception() is None
+            return tensor[0].item()
+
+        assert c.each(conjugated) == [2 - 4j] * 2
+        assert not any(fabric.poisoned for fabric in fabrics)
+
+
 def inferred(group: Group, length: int) -> None:
     with torch.inference_mode():
         group.allreduce([torch.ones(length)], sync()).wait()

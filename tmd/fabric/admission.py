@@ -17,8 +17,8 @@ from tmd.fabric.raw import RawLinks
 AHEAD = 1 << 16
 """How many epochs ahead a link may be; a caller further ahead does not belong to this job."""
 ENDED = 64
-"""Links kept although the other side has closed them: those of the latest epoch show that a joiner
-of the present plan is gone. All others are of joiners of dropped plans, and each holds a
+"""How many links of the latest epoch are kept after the other side has closed them: they show that
+a joiner of the present plan is gone. All others belong to dropped plans, and each holds a
 descriptor."""
 
 _log = logging.getLogger("tmd.fabric")
@@ -57,7 +57,7 @@ class Admission:
             except OSError:
                 sock.close()
                 return None
-            if answer.verdict is HandshakeVerdict.REFUSED or hello.lane is LinkPurpose.PROBE:
+            if answer.verdict is HandshakeVerdict.REFUSED or hello.purpose is LinkPurpose.PROBE:
                 sock.close()
                 return None
             return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
@@ -135,7 +135,7 @@ class Admission:
             epoch = standing.epoch if standing is not None else -1
             return HandshakeReply(verdict, detail, epoch, poisoned, settled, suspects)
 
-        if hello.lane in (LinkPurpose.RAW, LinkPurpose.PROBE):
+        if hello.purpose in (LinkPurpose.RAW, LinkPurpose.PROBE):
             return answer(HandshakeVerdict.ACCEPTED)
         if hello.epoch < self.epoch or (hello.epoch == self.epoch and standing is None):
             return answer(
@@ -156,8 +156,8 @@ class Admission:
         return answer(HandshakeVerdict.ACCEPTED)
 
     def _store(self, hello: LinkHello, link: Link) -> tuple[LinkKey, Link] | None:
-        key = LinkKey(hello.group, hello.lane, hello.worker)
-        if hello.lane is LinkPurpose.RAW:
+        key = LinkKey(hello.group, hello.purpose, hello.worker)
+        if hello.purpose is LinkPurpose.RAW:
             self._raw.park(hello.group, link)
             return None
         if self.standing is None or hello.epoch > self.standing.epoch:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 from typing import Any
 
 import torch.distributed as dist
 
+from tmd.at_exit import at_exit
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.group import Group
@@ -60,7 +60,7 @@ def register() -> None:
         keep_flight_recorder_off(NAME)
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         # Threads inside torch at interpreter exit would abort the process.
-        atexit.register(_leave)
+        at_exit(_leave)
 
 
 def _create(options: Any, backend_options: Any = None) -> Group:

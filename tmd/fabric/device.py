@@ -19,7 +19,8 @@ from torch import Tensor
 
 
 class Queued(Protocol):
-    """What one thread has queued on the devices of some tensors; false if it is nothing."""
+    """Work that one thread has queued on the devices of some tensors, which can be waited for.
+    False if none of them is on a device."""
 
     def __bool__(self) -> bool: ...
 

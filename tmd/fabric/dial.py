@@ -52,7 +52,7 @@ class Caller:
         self,
         member: Member,
         group: str,
-        lane: LinkPurpose,
+        purpose: LinkPurpose,
         epoch: int,
         *,
         timeout: float,
@@ -64,7 +64,7 @@ class Caller:
         and PeerBusy if it is reached and does not answer in them. ``go_on`` may lengthen the wait
         for its answers.
         """
-        sock, answer = self._talk(member, group, lane, epoch, _Wait(timeout, go_on))
+        sock, answer = self._talk(member, group, purpose, epoch, _Wait(timeout, go_on))
         if why := _refusal(member, answer):
             sock.close()
             raise LinkRefused(why)
@@ -108,7 +108,7 @@ class Caller:
         self,
         member: Member,
         group: str,
-        lane: LinkPurpose,
+        purpose: LinkPurpose,
         epoch: int,
         wait: _Wait,
         version_s: float = 0.0,
@@ -122,7 +122,7 @@ class Caller:
                 f"cannot reach {member.worker} at {member.address}: {in_words(e)}"
             ) from e
         try:
-            talk = dialer(self.key, self.worker, member.worker, group, lane, epoch)
+            talk = dialer(self.key, self.worker, member.worker, group, purpose, epoch)
             return sock, _converse(sock, talk, member.worker, wait, version_s)
         except LinkError:
             sock.close()

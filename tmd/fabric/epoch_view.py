@@ -31,10 +31,10 @@ SENDING = "sending"
 
 
 class LinkKey(NamedTuple):
-    """Identifies a link: there is one per group, lane and peer."""
+    """Identifies a link: there is one per group, purpose and peer."""
 
     group: str
-    lane: str
+    purpose: str
     """``collective``; ``messages`` for incoming messages, ``sending`` for outgoing ones."""
     worker: str
 
@@ -137,7 +137,7 @@ class EpochView:
         self,
         group: str,
         rank: int,
-        lane: str = LinkPurpose.COLLECTIVE,
+        purpose: str = LinkPurpose.COLLECTIVE,
         *,
         patience: float = 0.0,
     ) -> Link:
@@ -148,7 +148,7 @@ class EpochView:
         same holds for each wait on the link.
         """
         member = self.membership.members[rank]
-        key = LinkKey(group, lane, member.worker)
+        key = LinkKey(group, purpose, member.worker)
         link = self.links.get(key) or self._open(key, member, patience)
         if patience and link.timeout_ms is None:
             link.patience(patience)
@@ -158,7 +158,7 @@ class EpochView:
         deadline = time.monotonic() + patience if patience else inf
         self._opening.append(member.worker)
         try:
-            if key.lane == SENDING or dials(self._caller.worker, member.worker):
+            if key.purpose == SENDING or dials(self._caller.worker, member.worker):
                 return self._dial(key, member, deadline)
             return self._expect(key, member, deadline)
         finally:
@@ -178,7 +178,7 @@ class EpochView:
         return True
 
     def _dial(self, key: LinkKey, member: Member, deadline: float) -> Link:
-        lane = LinkPurpose.MESSAGES if key.lane == SENDING else LinkPurpose(key.lane)
+        purpose = LinkPurpose.MESSAGES if key.purpose == SENDING else LinkPurpose(key.purpose)
 
         def go_on() -> bool:
             return not self.poisoned and time.monotonic() < deadline
@@ -186,7 +186,7 @@ class EpochView:
         try:
             patience = self._caller.patience_s
             link = self._caller.dial(
-                member, key.group, lane, self.epoch, timeout=patience, go_on=go_on
+                member, key.group, purpose, self.epoch, timeout=patience, go_on=go_on
             )
         except PeerBusy as e:
             if self.poisoned:
@@ -313,13 +313,14 @@ class EpochView:
             del self.links[key]
             return True
 
-    def drop(self, group: str) -> None:
-        """Close the links of a destroyed group."""
+    def drop(self, group: str) -> list[Link]:
+        """Sever the links of a destroyed group, which are no longer those of this epoch."""
         with self.changed:
             gone = [key for key in self.links if key.group == group]
             links = [self.links.pop(key) for key in gone]
         for link in links:
-            link.close()
+            link.sever()
+        return links
 
     def close(self) -> None:
         """Close the links; no operation may run."""

@@ -356,7 +356,7 @@ class Fabric:
                 self._attach(*placed)
 
     def _attach(self, key: LinkKey, link: Link) -> None:
-        if key.lane == LinkPurpose.MESSAGES and (group := self._groups.named(key.group)):
+        if key.purpose == LinkPurpose.MESSAGES and (group := self._groups.named(key.group)):
             group.attach(link)
 
     # --- groups --------------------------------------------------------------------------------
@@ -373,10 +373,11 @@ class Fabric:
                 if key.group == name:
                     self._attach(key, link)
 
-    def destroy_group(self, group: Participant) -> None:
-        """Remove a destroyed group and close its links."""
-        if self._groups.remove(group) and (standing := self.standing) is not None:
-            standing.drop(group.view.name)
+    def destroy_group(self, group: Participant) -> list[Link]:
+        """Remove a destroyed group and sever its links. Returns them: the caller closes them once
+        none of its operations runs."""
+        standing = self.standing if self._groups.remove(group) else None
+        return [] if standing is None else standing.drop(group.view.name)
 
     def close(self, *, orderly: bool = True) -> None:
         """Stop listening, close all links and end the groups; idempotent. Not ``orderly``: peers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from math import inf
 
@@ -107,6 +106,7 @@ class Group(CollectiveGroup):
         awaited = ExitStack()
 
         def deliver(error: LinkError | None, sender: int) -> None:
+            failure: Exception | None = self._runner.judged(error)
             try:
                 if error is None:
                     staged.__exit__(None, None, None)
@@ -114,19 +114,20 @@ class Group(CollectiveGroup):
                     self._runner.mirror(request.op, [host], request.channel)
                 elif request.emptied:
                     empty(request.outputs)  # part of an object may have arrived
+            except Exception as e:  # such as no memory for the copy of a shadow
+                wanted.standing.poison(f"rank {standing.rank} failed in {request.op}: {e!r}")
+                failure = e
             finally:
                 awaited.close()
-            work.finish(self._runner.judged(error))
+                work.finish(failure)
 
-        patience = self._runner.patience
-        deadline = time.monotonic() + patience if patience else inf
-        code = dtype_code(host.dtype)
-        wanted = PostedReceive(source, tag, standing, code, view(host), deliver, deadline)
+        code, patience = dtype_code(host.dtype), self._runner.patience or inf
+        wanted = PostedReceive(source, tag, standing, code, view(host), deliver, patience)
         awaited.enter_context(self._awaited)
         try:
             self._mailbox.post(wanted)
         except BaseException:
-            # No shadow can follow a rank that awaits a message, so this one no longer counts. It
+            # A shadow cannot follow a rank that awaits a message, so stop counting this one. It
             # may still be delivered; closing twice is harmless.
             awaited.close()
             raise

@@ -28,7 +28,7 @@ MAGIC = b"TMDF"
 VERSION = 2
 """Grows with a release that changes what workers send to each other or compare: frames, exchanges,
 digests. Workers of different versions never share a job, and the leader gives no rank to one that
-differs (:mod:`tmd.core.planning.peers`); this is the second line."""
+differs (:mod:`tmd.core.planning.peers`); this check is the second line of defence."""
 NONCE = 32
 PROOF = 32
 MAX_HELLO = 2048
@@ -56,7 +56,7 @@ class LinkHello(Struct, frozen=True):
     peer: str
     group: str
     """Group id, or the purpose of a raw link."""
-    lane: LinkPurpose
+    purpose: LinkPurpose
     epoch: int
     nonce: bytes
 
@@ -90,10 +90,12 @@ def _proof(key: bytes, role: bytes, *transcript: bytes) -> bytes:
 
 
 def dialer(
-    key: bytes, worker: str, peer: str, group: str, lane: LinkPurpose, epoch: int
+    key: bytes, worker: str, peer: str, group: str, purpose: LinkPurpose, epoch: int
 ) -> Talk[HandshakeReply]:
     """The calling side. Returns the verified reply, accepting or not."""
-    hello = msgspec.msgpack.encode(LinkHello(worker, peer, group, lane, epoch, os.urandom(NONCE)))
+    hello = msgspec.msgpack.encode(
+        LinkHello(worker, peer, group, purpose, epoch, os.urandom(NONCE))
+    )
     if len(hello) > MAX_HELLO:
         raise ValueError(f"names are too long for a handshake: {len(hello)} bytes")
     opening = _PREFIX.pack(MAGIC, VERSION, len(hello)) + hello

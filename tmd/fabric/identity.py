@@ -203,7 +203,10 @@ class Identity(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Close the links and end the threads of this group; idempotent."""
-        self._fabric.destroy_group(self)
+        links = self._fabric.destroy_group(self)
         self._runner.lane.close()
         self._runner.callbacks.close()
         self._mailbox.close()
+        if not self._runner.lane.busy:  # a descriptor must not be reused under an operation
+            for link in links:
+                link.close()

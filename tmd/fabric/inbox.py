@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,8 +11,8 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import EpochView
 
 KEPT = 256 << 20
-"""Once this many bytes of messages are kept for which there is no receive, no more are read until a
-receive waits."""
+"""Once this many bytes of messages are kept for which there is no receive, no more are read from a
+rank unless a receive waits for a message from it."""
 
 ANY = -1
 
@@ -40,8 +41,13 @@ class PostedReceive:
     dtype: int
     into: memoryview
     deliver: Deliver
-    deadline: float
-    """Monotonic time at which the receive fails with PeerLate."""
+    patience_s: float
+    """Seconds after which the receive fails with PeerLate: without a message, or once one has
+    begun, without a byte of it."""
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.patience_s
+        """Monotonic time until which a message must have begun."""
 
     def matches(self, source: int, tag: int, epoch: int) -> bool:
         counts = self.standing.since <= epoch <= self.standing.epoch
@@ -124,11 +130,15 @@ class Inbox:
             asked = {receive.source for receive in self._receives}
             return asked | {m.source for m in self._messages if m.epoch >= since}
 
-    def make_room(self, seconds: float) -> bool:
-        """Wait until another message may be read; ``False`` if it may not yet."""
+    def make_room(self, source: int | None, seconds: float) -> bool:
+        """Wait until another message of ``source`` may be read; ``False`` if it may not yet."""
+
+        def is_awaited() -> bool:
+            return any(each.source in (ANY, source) for each in self._receives)
+
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._held < KEPT or bool(self._receives), timeout=seconds
+                lambda: self._held < KEPT or is_awaited(), timeout=seconds
             )
 
     def _pop_message(self, receive: PostedReceive) -> UnclaimedMessage | None:

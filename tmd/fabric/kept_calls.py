@@ -21,7 +21,7 @@ from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.collectives.parts import Parts
 from tmd.fabric.frame import FrameKind
-from tmd.fabric.memory import empty_bytes, has_memory, plain, view
+from tmd.fabric.memory import empty_bytes, has_memory, view, writable
 from tmd.fabric.packing import flat_bytes
 
 ALIGNED = 64
@@ -220,8 +220,7 @@ class KeptParts:
 
 
 def _parts_of(tensor: Tensor) -> Parts:
-    # `.data`: autograd must not see what a standby writes into the script's tensor.
-    return Parts(plain(tensor.data).view(-1))
+    return Parts(writable(tensor).view(-1))
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:

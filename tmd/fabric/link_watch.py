@@ -34,9 +34,9 @@ class WatchedEpoch(Protocol):
 
 
 class _End(Enum):
-    OURS = auto()  # closed here, or not closed at all
+    NOTHING = auto()  # closed here, or not closed at all
     ORDERLY = auto()
-    UNREAD = auto()  # a reader may still take what the peer sent last
+    UNREAD = auto()  # the peer has closed it, but data that it sent before is unread
     LOST = auto()
 
 
@@ -58,8 +58,7 @@ class LinkWatch:
             return
         with self._changing, contextlib.suppress(OSError, ValueError):
             if self._epoll is None:
-                self._epoll = select.epoll()
-                threading.Thread(target=self._run, name="tmd-link-watch", daemon=True).start()
+                self._epoll = self._started()
             # Not those that were closed here: their descriptors may be others by now.
             self._links = {fd: each for fd, each in self._links.items() if not each.severed}
             fd = link.sock.fileno()
@@ -78,16 +77,29 @@ class LinkWatch:
     def close(self) -> None:
         self._closed.set()
 
-    def _run(self) -> None:
-        assert self._epoll is not None
+    def _started(self) -> select.epoll:
+        """Start the thread. Raises RuntimeError if no thread can be had; the next link tries
+        again."""
+        epoll = select.epoll()
+        try:
+            run = threading.Thread(
+                target=self._run, args=(epoll,), name="tmd-link-watch", daemon=True
+            )
+            run.start()
+        except RuntimeError:
+            epoll.close()
+            raise
+        return epoll
+
+    def _run(self, epoll: select.epoll) -> None:
         while not self._closed.is_set():
-            events = self._epoll.poll(AGAIN_S if self._unread else IDLE_S)
+            events = epoll.poll(AGAIN_S if self._unread else IDLE_S)
             ended = {fd: self._links.get(fd) for fd, _ in events}
             for fd, link in {**self._unread, **ended}.items():
                 if link is not None:
                     self._judge(fd, link)
         with self._changing:
-            self._epoll.close()
+            epoll.close()
 
     def _judge(self, fd: int, link: Link) -> None:
         self._unread.pop(fd, None)
@@ -106,13 +118,13 @@ class LinkWatch:
 
 def _end_of(link: Link) -> _End:
     if link.severed:
-        return _End.OURS
+        return _End.NOTHING
     try:
         rest = link.sock.recv(HEADER_SIZE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
-        return _End.OURS
+        return _End.NOTHING
     except OSError:
-        return _End.OURS if link.severed else _End.LOST
+        return _End.NOTHING if link.severed else _End.LOST
     if not rest:
         return _End.LOST
     return _End.ORDERLY if rest == BYE[: len(rest)] else _End.UNREAD

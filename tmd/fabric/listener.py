@@ -8,6 +8,7 @@ end in order, and a dropped one sees a reset: it must not take one for the other
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import selectors
 import socket
@@ -26,6 +27,14 @@ DEADLINE = 5.0
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with which closing a connection resets it."""
 MOST_UNREAD = 16
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of a process or machine that has no resources for one more connection."""
+EXHAUSTED_S = 0.1
+"""Pause after such an error. The socket stays readable, so that without a pause a loop over it
+would take a core from training."""
+MOST_LOGGED = 1024
+LOGGED_S = 600.0
+"""Each reason is logged once per host in this time: a port scan must not fill the log."""
 
 _log = logging.getLogger("tmd.fabric")
 
@@ -82,6 +91,7 @@ class Listener:
         self._select.register(self._woken, selectors.EVENT_READ)
         self._half_open: dict[int, _HalfOpen] = {}
         self._logged: set[tuple[str, str]] = set()
+        self._logged_since = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="tmd-listener", daemon=True)
         self._thread.start()
 
@@ -108,7 +118,10 @@ class Listener:
     def _accept(self) -> None:
         try:
             sock, address = self._sock.accept()
-        except OSError:
+        except OSError as e:
+            if e.errno in EXHAUSTED:
+                self._log("anywhere", in_words(e))
+                time.sleep(EXHAUSTED_S)
             return
         if len(self._half_open) >= HALF_OPEN:
             self._drop(next(iter(self._half_open.values())), "too many half-open connections")
@@ -131,7 +144,7 @@ class Listener:
         self._forget(half_open)
         try:
             self._admit(outcome[0], half_open.sock, outcome[1])
-        except OSError as e:  # closed while being answered
+        except Exception as e:  # such as closed while being answered, or no thread to be had
             half_open.sock.close()
             _log.warning("link of %s lost during the handshake: %s", outcome[0].worker, e)
 
@@ -152,11 +165,16 @@ class Listener:
     def _close(self, half_open: _HalfOpen, reason: str) -> None:
         self._forget(half_open)
         half_open.sock.close()
-        refusal = (half_open.host, reason)
-        # A port scan must not fill the log: each reason is logged once per host and period.
-        if refusal not in self._logged and len(self._logged) < 1024:
-            self._logged.add(refusal)
-            _log.warning("connection from %s refused: %s", half_open.host, reason)
+        self._log(half_open.host, reason)
+
+    def _log(self, host: str, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._logged_since > LOGGED_S:
+            self._logged.clear()
+            self._logged_since = now
+        if (host, reason) not in self._logged and len(self._logged) < MOST_LOGGED:
+            self._logged.add((host, reason))
+            _log.warning("connection from %s refused: %s", host, reason)
 
     def _end(self) -> None:
         for half_open in list(self._half_open.values()):

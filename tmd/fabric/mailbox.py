@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 
 from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import PROBE_PERIOD, SENDING, EpochView, LinkKey
@@ -18,7 +19,7 @@ from tmd.fabric.handshake import LinkPurpose
 from tmd.fabric.inbox import ANY, Inbox, PostedReceive, UnclaimedMessage
 from tmd.fabric.link import Link
 from tmd.fabric.serial_executor import SerialExecutor
-from tmd.fabric.transfer import PeerLate, PeerLost, receive_some, send
+from tmd.fabric.transfer import PeerLate, PeerLost, receive_within, send
 
 Current = Callable[[], EpochView | None]
 
@@ -109,7 +110,11 @@ class Mailbox:
     def attach(self, link: Link) -> None:
         """Read ``link`` from now on, on a thread that ends with it."""
         name = f"tmd-read-{self._group}"
-        threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
+        except RuntimeError:  # no thread can be had
+            link.close()
+            raise
 
     def drain(self, timeout: float) -> bool:
         """Wait until everything is sent; ``False`` after ``timeout``."""
@@ -130,10 +135,12 @@ class Mailbox:
         try:
             with link.in_use():
                 while not link.severed:
-                    if self._inbox.make_room(PROBE_PERIOD):
+                    if self._inbox.make_room(self._source(link.peer), PROBE_PERIOD):
                         self._read_one(link)
         except LinkError as e:
             self._lost(link, e)
+        except Exception as e:  # such as no memory for a message
+            self._lost(link, LinkError(f"a message from {link.peer} cannot be read: {e!r}"))
         finally:
             link.close()
 
@@ -165,7 +172,7 @@ class Mailbox:
         try:
             if fault is not None:
                 raise fault
-            _fill(link, receive.into)
+            receive_within(link, receive.into, receive.patience_s)
         except LinkError as e:
             # It is off the list, so only this thread can complete it.
             receive.standing.blame(e)
@@ -212,24 +219,27 @@ class Mailbox:
     def _watch_loop(self) -> None:
         """Probe senders that have not dialled: without a link only a probe shows a dead one."""
         while not self._closed.wait(PROBE_PERIOD):
-            for receive in self._inbox.waiting():
+            waiting, now = self._inbox.waiting(), time.monotonic()
+            for receive in waiting:
+                if now > receive.deadline:
+                    late = PeerLate(f"rank {receive.source} of group {self._group}")
+                    receive.standing.blame(late)
+            # Each sender once: a probe of a frozen one takes seconds.
+            for standing, source in {(r.standing, r.source): None for r in waiting}:
                 try:
-                    self._verify(receive)
+                    self._verify(standing, source)
                 except LinkError as e:
-                    receive.standing.blame(e)
+                    standing.blame(e)
 
-    def _verify(self, receive: PostedReceive) -> None:
-        if time.monotonic() > receive.deadline:
-            raise PeerLate(f"rank {receive.source} of group {self._group}")
-        if receive.source == ANY or receive.standing.poisoned:
+    def _verify(self, standing: EpochView, source: int) -> None:
+        if source == ANY or standing.poisoned:
             return
-        member = receive.standing.membership.members[self._ranks[receive.source]]
+        member = standing.membership.members[self._ranks[source]]
         key = LinkKey(self._group, LinkPurpose.MESSAGES, member.worker)
-        link = receive.standing.links.get(key)
+        link = standing.links.get(key)
         if link is None or link.severed:
-            receive.standing.verify_patiently(member)
+            standing.verify_patiently(member)
 
 
 def _fill(link: Link, into: memoryview) -> None:
-    while into:
-        into = into[receive_some(link, into) :]
+    receive_within(link, into, inf)

@@ -30,6 +30,29 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether :func:`plain` returns the tensor itself."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def writable(tensor: Tensor) -> Tensor:
+    """A plain CPU tensor with the elements of ``tensor``, outside autograd. It can be written in
+    any autograd mode and by any thread. The caller keeps ``tensor`` alive during use: if that is
+    plain, both share their memory."""
+    # `.data` leaves autograd and its version counters unchanged, as a C++ backend does.
+    found = plain(tensor.data)
+    if not found.is_inference():
+        return found
+    # Outside inference mode, torch refuses to write a tensor that was made in it.
+    with torch.inference_mode(False):
+        if not is_plain(tensor.data):
+            return plain(tensor.data)
+        if not found.numel():
+            return torch.empty(found.shape, dtype=found.dtype, device="cpu")
+        alias = torch.frombuffer(view(found), dtype=torch.uint8)
+        return alias.view(found.dtype).view(found.shape)
+
+
 def has_memory(tensor: Tensor) -> bool:
     """Whether all elements still have memory: FSDP1 frees that of a gathered buffer by resizing its
     storage, while the tensor keeps its shape."""

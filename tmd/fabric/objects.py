@@ -80,10 +80,12 @@ def _warn(place: str) -> None:
 
 def empty(tensors: Sequence[Tensor]) -> None:
     """Set ``tensors``, sizes or pickles, to those of ``None``."""
-    for tensor in tensors:
-        if tensor.dtype == torch.int64:
-            tensor.data.fill_(len(NONE))
-        elif tensor.dtype == torch.uint8:
-            pattern = torch.frombuffer(bytearray(NONE), dtype=torch.uint8)
-            copies = -(-tensor.numel() // len(NONE))
-            tensor.data.copy_(pattern.repeat(copies)[: tensor.numel()].view(tensor.shape))
+    # A tensor that was made in inference mode can be written only there.
+    with torch.inference_mode():
+        for tensor in tensors:
+            if tensor.dtype == torch.int64:
+                tensor.data.fill_(len(NONE))
+            elif tensor.dtype == torch.uint8:
+                pattern = torch.frombuffer(bytearray(NONE), dtype=torch.uint8)
+                copies = -(-tensor.numel() // len(NONE))
+                tensor.data.copy_(pattern.repeat(copies)[: tensor.numel()].view(tensor.shape))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tmd.fabric import device
+from tmd.fabric.memory import is_plain, plain
 
 Pair = tuple[Tensor, Tensor]
 """Source and target, flat and of equal size in bytes."""
@@ -60,9 +61,8 @@ PIECES = Pieces(1 << 24)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a plain tensor: uint8 [bytes], on its device. A view if it is contiguous, else a
-    copy."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a tensor: uint8 [bytes], on its device. A view if it is plain, else a copy."""
+    return plain(tensor.detach()).reshape(-1).view(torch.uint8)
 
 
 def pack(tensors: Sequence[Tensor], body: Tensor, pieces: Pieces = PIECES) -> None:
@@ -99,7 +99,7 @@ def unpack(values: Sequence[Tensor], targets: Sequence[Tensor], pieces: Pieces =
     """
     there: list[Pair] = []
     for value, target in zip(values, targets, strict=True):
-        if device.current().holds(target) and target.is_contiguous():
+        if device.current().holds(target) and is_plain(target):
             there.append((flat_bytes(value), flat_bytes(target)))
         else:
             target.copy_(value)

@@ -12,9 +12,9 @@ from tmd.core.values.errors import LinkError, LinkTimeout
 from tmd.fabric.link import Link
 
 PARKED = 64
-"""Links that wait for each purpose; one whose caller was not expected must not crowd out others."""
+"""Most links that wait for one purpose: those of unexpected callers must not crowd out others."""
 PARKED_IN_ALL = 256
-"""Links that wait for any purpose: one that nobody expects may come under many names."""
+"""Most links that wait in all: unexpected callers may name many purposes."""
 SLICE = 0.05
 """How often ``cancel`` is polled while waiting."""
 

@@ -100,8 +100,8 @@ class Runner:
         return work
 
     def comes_to_rest(self) -> bool:
-        """Whether nothing runs or is queued. If the last collective is complete, this waits for the
-        thread that ran it, which has nothing left to do but may not have come to that."""
+        """Whether nothing runs or is queued. If the last collective is complete, this waits briefly
+        for its thread to leave the operation."""
         latest = None if self._latest is None else self._latest()
         is_done = latest is None or latest.is_completed()
         return not self.lane.busy or (is_done and self.lane.drain(UNWIND_S))
@@ -208,7 +208,9 @@ class Runner:
         with device.after(request.queued):
             if call is not None:
                 self.log.begin(call, request.inputs)
-            source.outputs(request.op, name, request.outputs, request.inputs)
+            # A tensor that was made in inference mode can be written only there.
+            with torch.inference_mode():
+                source.outputs(request.op, name, request.outputs, request.inputs)
             if request.objects and isinstance(source, Neutral):
                 empty(request.outputs)
         if call is not None:
@@ -350,6 +352,5 @@ def _numbers_kept(call: CollectiveCall, outputs: Sequence[Tensor]) -> Iterator[N
         yield
     except LinkError:
         for output, before in zip(outputs, copies, strict=False):
-            with torch.inference_mode(output.is_inference()):
-                output.copy_(before)
+            output.copy_(before)
         raise

@@ -36,11 +36,12 @@ class SerialExecutor:
         """Run ``job`` after all earlier ones; if ``inline``, possibly before returning."""
         with self._idle:
             alone = self._pending == 0
-            self._pending += 1
             if self._open and not (inline and alone):
                 self._start()
+                self._pending += 1
                 self._queue.put(job)
                 return
+            self._pending += 1
         try:
             with self._turn:
                 job()
@@ -67,8 +68,9 @@ class SerialExecutor:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread  # not before: if no thread can be had, the next job tries
 
     def _loop(self) -> None:
         while (job := self._queue.get()) is not None:

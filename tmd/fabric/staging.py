@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
+import torch
 from torch import Tensor
 
 from tmd.fabric import device
-from tmd.fabric.memory import plain
+from tmd.fabric.memory import writable
 from tmd.fabric.wait_timer import WaitTimer
 
 
@@ -54,15 +55,15 @@ class HostCopies:
     ) -> None:
         if error is not None:
             return
-        with self.queued.aside():
+        # A tensor that was made in inference mode can be written only there.
+        with self.queued.aside(), torch.inference_mode():
             for tensor, staged in zip(self._outputs, self._staged, strict=True):
                 if staged.data_ptr() != tensor.data_ptr():
                     tensor.data.copy_(staged)
 
 
 def _host(tensor: Tensor) -> Tensor:
-    # `.data` leaves autograd and its version counters unchanged, as a C++ backend does.
     data, devices = tensor.data, device.current()
     if devices.holds(data):
         return devices.host_memory(data.shape, data.dtype, locked=True).copy_(data)
-    return plain(data)
+    return writable(tensor)

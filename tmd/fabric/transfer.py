@@ -12,12 +12,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 from fcntl import ioctl
+from math import inf
 from socket import MSG_DONTWAIT
 from termios import FIONREAD
 
 from tmd.core.values.errors import LinkError
 from tmd.fabric.frame import BYE, HEADER_SIZE, check
-from tmd.fabric.link import Link
+from tmd.fabric.link import LONGEST_POLL_MS, Link
 
 
 class PeerLost(LinkError):
@@ -92,6 +93,20 @@ def receive_some(link: Link, into: memoryview) -> int:
     if n == 0:
         raise PeerLost(link.peer, _CLOSED)
     return n
+
+
+def receive_within(link: Link, into: memoryview, patience_s: float) -> None:
+    """Fill ``into``. Raises PeerLate once no byte has moved for ``patience_s``."""
+    ready: select.poll | None = None
+    while into:
+        got = _pull(link, into, wait=patience_s == inf)
+        into = into[got:]
+        if not got:
+            if ready is None:
+                ready = select.poll()
+                ready.register(link.sock, select.POLLIN)
+            if not ready.poll(min(patience_s * 1000, LONGEST_POLL_MS)):
+                raise PeerLate(link.peer)
 
 
 def swap(

@@ -103,7 +103,8 @@ class Work(TorchWork):
                 self._settling = on_own_thread if own is None else own.expect()
             settles_here = self._settling is None
         if settles_here and future is not None and not future.done():
-            # Its operation is just about to settle it, and must not run what is attached.
+            # The operation is complete, and its thread is about to set the result. Wait for that:
+            # otherwise that thread would run the callbacks which are attached now.
             with suppress(Exception):
                 future.wait()
 

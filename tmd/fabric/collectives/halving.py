@@ -185,10 +185,10 @@ def _swap(
 ) -> None:
     """Send the elements ``own``, which are final, and receive the elements ``missing``.
 
-    ``digest``: of ``own``. Both send one in the first swap, so that two ranks have it: if one of
-    them is lost, the other can still tell whether the script has changed the part. A rank that
-    keeps no parts sends zeros: ranks may differ in that, and the length of a message must not
-    depend on it.
+    ``digest``: of ``own``. In the first swap each partner sends the digest of its part, so that two
+    ranks know it: if one of them is lost, the other can still tell whether the script has changed
+    the part. A rank that keeps no parts sends zeros: ranks may differ in that, and the length of a
+    message must not depend on it.
     """
     give = view(flat[slice(*own)]), memoryview(digest)
     received = bytearray(len(digest))

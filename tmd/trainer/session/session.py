@@ -8,7 +8,6 @@ results.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from tmd.at_exit import at_exit
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
@@ -265,7 +265,7 @@ class Session:
         saving = self._loop.saving = Saving(
             order, registry, lambda: self._alike, size, hooks.saved, hooks.verdict
         )
-        atexit.register(saving.checkpoints.close)
+        at_exit(saving.checkpoints.close)
         if not self._hooks.shadowing:
             saving.choose(self.rank, self._hooks.gathered, resume=resume)
 

@@ -6,13 +6,13 @@ first the session is a standalone one, for plain ``torchrun`` or plain ``python`
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
 from pathlib import Path
 
 from tmd import fabric, joining
+from tmd.at_exit import at_exit
 from tmd.core.values.environment import of_rank, ranked
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Activity, WorkerStatus
@@ -80,9 +80,9 @@ def join() -> Session:
     fabric.install(endpoint)
     environment.settle(_torchrun_variables(endpoint, status.world_size), seen)
     # A process that is ending must not look like a silent one.
-    atexit.register(coordinator.close)
+    at_exit(coordinator.close)
     session = _Process.session = Session(coordinator, _trace(status.worker))
-    atexit.register(_end_as_lost, session)
+    at_exit(_end_as_lost, session)
     return session
 
 
@@ -120,7 +120,7 @@ def _exit_beacon() -> ExitBeacon | None:
     except OSError as error:
         log.info("the end of this process will be noticed with a delay: %s", error)
         return None
-    atexit.register(_release, beacon)
+    at_exit(_release, beacon)
     return beacon
 
 
