@@ -90,7 +90,8 @@ def main() -> None:
     best_val_loss = session.counter("best_val_loss", 1e9)  # tmd
     session.register(model=model, optimizer=optimizer)  # tmd
     if args.out:
-        session.checkpoint(args.out, every=50)  # tmd: instead of torch.save(); resumes, too
+        # tmd: instead of torch.save(); resumes, too
+        session.checkpoint(args.out, every=50, at_end=True)  # tmd
 
     @torch.no_grad()
     def estimate_loss() -> dict[str, float]:

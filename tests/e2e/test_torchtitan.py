@@ -172,6 +172,7 @@ def test_what_is_not_supported_is_refused_by_name(titan: tuple[str, ...], tmp_pa
         "parallelism.expert_parallel_degree",
         "CUDA graphs",
         "training.enable_cpu_offload",
+        "parallelism.enable_fsdp_symm_mem",
         "compile.enable_async_tensor_parallel",
         "comm.mode='torchcomms'",
         "metrics.save_for_all_ranks",
@@ -180,6 +181,9 @@ def test_what_is_not_supported_is_refused_by_name(titan: tuple[str, ...], tmp_pa
         "checkpoint.initial_load_in_hf",
         "checkpoint.enable_first_step_checkpoint",
         "checkpoint.load_step",
+        "checkpoints in an object store",
+        "to go on from checkpoints of torchtitan itself",
+        "object, a validator without 'dp_rank'",
         "the trainer of Other.Config",
         "nothing is refused",
     ]

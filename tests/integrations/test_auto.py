@@ -194,23 +194,24 @@ def test_the_exit_status_of_a_script_that_fails_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "refused"),
+    ("place", "name", "refused"),
     [
-        ("lib/python3.11/site-packages/other/trainer.py", True),
-        ("lib/python3/dist-packages/other/trainer.py", True),  # of Debian's pip
-        ("home/site-packages-of-mine/trainer.py", False),
+        ("lib/python3.11/site-packages/other/trainer.py", "other.trainer", True),
+        ("lib/python3/dist-packages/other/trainer.py", "other.trainer", True),  # of Debian's pip
+        ("home/site-packages-of-mine/trainer.py", "trainer_of_mine", False),
+        ("home/torchtitan/torchtitan/models/flux/trainer.py", "torchtitan.models.flux", True),
     ],
 )
-def test_a_trainer_of_another_package_is_refused(place: str, refused: bool) -> None:
-    """It may have a state of its own. One that the user wrote is theirs to register."""
-    name = "trainer_of_another_package"
+def test_a_trainer_of_another_package_is_refused(place: str, name: str, refused: bool) -> None:
+    """It may have a state of its own. One that the user wrote is theirs to register. torchtitan
+    itself is often run from a checkout."""
     module = ModuleType(name)
     module.__file__ = f"/{place}"
     other = type("Other", (dict,), {"__module__": name})
     sys.modules[name] = module
     try:
         with pytest.raises(auto.Unsupported, match="Other") if refused else nullcontext():
-            auto._refuse_foreign(other, dict)
+            auto._refuse_foreign(other, dict, "torchtitan")
     finally:
         del sys.modules[name]
 

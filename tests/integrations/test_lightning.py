@@ -608,6 +608,11 @@ def test_loader_processes_are_seeded_by_the_rank_held_now() -> None:
     assert trainer.val_dataloaders.worker_init_fn.keywords == {"rank": 0}
 
 
+def test_a_checkpoint_of_the_end_of_an_epoch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at_end would end each epoch"):
+        fit(small(), checkpoints={"path": tmp_path, "every": 4, "at_end": True})
+
+
 def test_early_stopping_within_an_epoch_ends_it() -> None:
     """The end of the epoch comes once, with the validation that stops training."""
     module = small()

@@ -392,10 +392,16 @@ def test_a_buffer_of_another_size_is_named(tmp_path: Path) -> None:
 def test_reserved_names_are_refused(name: str) -> None:
     model = nn.Linear(1, 1)
     registry = Registry({name: model, "optimizer": SGD(model.parameters(), lr=0.1)})
+    order = ordered("somewhere", 1, 1, at_end=False)
 
     with pytest.raises(ValueError, match=name):
         Saving(
-            ordered("somewhere", 1, 1), registry, lambda: all_different(1), 1, print, lambda: str
+            order,
+            registry,
+            lambda: all_different(1),
+            1,
+            print,
+            lambda: str,
         )
 
 

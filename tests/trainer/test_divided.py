@@ -272,7 +272,7 @@ def test_a_checkpoint_of_it_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="consolidate_state_dict"):
         Saving(
-            ordered("somewhere", 1, 1),
+            ordered("somewhere", 1, 1, at_end=False),
             registry,
             lambda: all_different(SIZE),
             SIZE,

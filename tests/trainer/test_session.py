@@ -379,6 +379,30 @@ def test_gradients_that_are_summed_between_two_optimizers_are_refused(between: i
         assert script.hooks.seen == ["backward", "vote", "apply", "apply"] * 2
 
 
+def test_an_optimizer_whose_step_calls_collectives_is_refused() -> None:
+    """They come after the vote, so that a loss in them would leave garbage in a committed step."""
+    hooks = Voting()
+
+    class Communicating(SGD):
+        def step(self, closure: Any = None) -> Any:
+            hooks.calls += 1
+            return super().step(closure)
+
+    session, model = Session(hooks), nn.Linear(1, 1)
+    optimizer = Communicating(model.parameters())
+    session.register(model=model, optimizer=optimizer)
+
+    def train() -> None:
+        for batch in session.batches([torch.ones(1)]):
+            with session.step():
+                hooks.calls += 1  # before the vote
+                model(batch).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"Communicating.step\(\) calls collectives"):
+        train()
+
+
 def test_a_counter_goes_back_with_a_broken_step() -> None:
     """It is registered under its name, and asked for once more it is the same one."""
     hooks = Voting()

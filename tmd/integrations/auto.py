@@ -76,12 +76,15 @@ def _before(owner: type, name: str, check: Callable[..., object]) -> None:
     setattr(owner, name, checked)
 
 
-def _refuse_foreign(kind: type, ours: type, loop: Iterable[str] = ()) -> None:
+def _refuse_foreign(kind: type, ours: type, package: str, loop: Iterable[str] = ()) -> None:
     """Refuse a trainer without our class, or one of a package that builds on it, with a state of
-    its own, or one that replaces the methods ``loop``."""
+    its own, or one that replaces the methods ``loop``. The framework's own ``package`` may be a
+    checkout, whose files look like those of a user."""
     above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
-    packaged = any(map(is_installed, files))
+    packaged = any(map(is_installed, files)) or any(
+        each.__module__.partition(".")[0] == package for each in above
+    )
     if packaged or not issubclass(kind, ours):
         raise Unsupported(f"tmd launch --auto does not know {kind.__name__}: {PAGE}")
     if changed := [name for name in loop if getattr(kind, name) is not getattr(ours, name)]:
@@ -97,7 +100,8 @@ def _transformers(_: ModuleType) -> None:
     module: Any = sys.modules["transformers"]  # its import may put another one in its place
 
     def only_ours(trainer: Any, *_: object, **__: object) -> None:
-        _refuse_foreign(type(trainer), ours.Trainer, ("_inner_training_loop", "_run_epoch"))
+        loop = ("_inner_training_loop", "_run_epoch")
+        _refuse_foreign(type(trainer), ours.Trainer, "transformers", loop)
 
     _before(module.Trainer, "__init__", only_ours)
     attachment.watch(module.Trainer, "train")
@@ -108,7 +112,7 @@ def _torchtitan(_: ModuleType) -> None:
     from tmd.integrations import torchtitan as ours
 
     def only_ours(trainer: Any) -> None:
-        _refuse_foreign(type(trainer), ours.Trainer)
+        _refuse_foreign(type(trainer), ours.Trainer, "torchtitan")
         training = trainer.config.training
         if not training.disable_cuda_graphs:
             log.warning("this job runs without CUDA graphs, which do not notice the loss of a rank")

@@ -2,7 +2,17 @@
 
 import os
 
-from tmd.plugin import Detector, DetectorConfig, Policy, Severity, Signal, State, Urgency, Verdict
+from tmd.plugin import (
+    Detector,
+    DetectorConfig,
+    Policy,
+    Severity,
+    Signal,
+    State,
+    Strategy,
+    Urgency,
+    Verdict,
+)
 
 
 class LoadConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
@@ -14,10 +24,13 @@ class LoadDetector(Detector):
     Config = LoadConfig
 
     async def watch(self, ctx):
+        known = State.CLEARED
         while True:
             high = os.getloadavg()[0] > ctx.config.limit
             state = State.RAISED if high else State.CLEARED
-            yield Signal("load.high", "host", Severity.DEGRADED, state, "too much to do")
+            if state is not known:
+                yield Signal("load.high", "host", Severity.DEGRADED, state, "too much to do")
+            known = state
             await ctx.sleep(15.0)
 
 
@@ -25,7 +38,8 @@ class DrainOverloaded(Policy):
     name = "drain_overloaded"
 
     def decide(self, view):
-        full = {h.host for h in view.hosts for a in h.alerts if a.code == "load.high"}
+        alerts = [a for h in view.hosts for a in h.alerts if a.strategy is Strategy.ACT]
+        full = {a.host for a in alerts if a.code == "load.high"}
         return [
             Verdict(j.job, m.worker, Urgency.DRAIN, "load.high", f"{m.host} has too much to do")
             for j in view.jobs

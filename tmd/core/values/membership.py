@@ -24,7 +24,7 @@ class Membership(Struct, frozen=True):
     """
 
     epoch: int
-    """Group epoch: grows by one with every committed change (invariant I3)."""
+    """Group epoch: grows with every committed change and every recovery (invariant I3)."""
     members: tuple[Member, ...]
     adopted: dict[int, int] = {}
     """Ranks that nobody else could take, each with the own rank of the worker that holds it, too:

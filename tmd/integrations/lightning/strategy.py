@@ -58,6 +58,9 @@ class TmdStrategy(DDPStrategy):
             ``load_state_dict``. It is called with the module when training starts.
         checkpoints: arguments of ``session.checkpoint``, from which the job goes on bit for bit.
         ddp: arguments of ``DistributedDataParallel``.
+
+    Raises:
+        ValueError: ``checkpoints`` asks for ``at_end``.
     """
 
     strategy_name = "tmd"
@@ -68,6 +71,11 @@ class TmdStrategy(DDPStrategy):
         checkpoints: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
+        if checkpoints is not None and checkpoints.get("at_end"):
+            raise ValueError(
+                "TmdStrategy(checkpoints=...): at_end would end each epoch with a checkpoint that "
+                "Lightning cannot resume from: give ModelCheckpoint(save_last=True) to the trainer"
+            )
         # A script may have a trainer to train and another one to test.
         self.session = joined() or tmd.trainer.join()
         self.loss: Any = None

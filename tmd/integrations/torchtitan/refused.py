@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from torchtitan.components.quantization.utils import has_quantization
+
+from tmd.core.values.checkpoints import step_of
 
 PREFIX = "tmd.integrations.torchtitan does not support"
 FOLDERS = "its output folder has the name of a rank, which may move to another host"
@@ -28,9 +32,36 @@ def refuse(config: Any) -> None:
     Raises:
         ValueError: it has settings that would train incorrectly or that were not tested.
     """
-    found = [*_training(config), *_saving(config.checkpoint)]
+    found = [*_training(config), *_saving(config.checkpoint, config.dump_folder)]
     if found:
         raise ValueError("\n".join(f"{PREFIX} {name}: {remedy}" for name, remedy in found))
+
+
+def refuse_validator(validator: Any) -> None:
+    """Check a validator.
+
+    Raises:
+        ValueError: it would keep the data of the rank with which it was built.
+    """
+    if not hasattr(validator, "dp_rank"):
+        raise ValueError(
+            f"{PREFIX} {type(validator).__name__}, a validator without 'dp_rank': let it build its "
+            "loader from self.dp_rank in validate(), since its worker may hold another rank by then"
+        )
+
+
+def refuse_saved(folder: str) -> None:
+    """Check the folder of a job's checkpoints.
+
+    Raises:
+        ValueError: it has checkpoints of torchtitan itself, from which the job would not go on.
+    """
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if own := sorted(n for n in names if re.fullmatch(r"step-\d+", n) and step_of(n) is None):
+        raise ValueError(
+            f"{PREFIX} to go on from checkpoints of torchtitan itself: {folder} has {own[-1]}. "
+            f"Give another checkpoint.folder; to begin with those weights, {LOADING}"
+        )
 
 
 def _training(config: Any) -> Iterator[tuple[str, str]]:
@@ -49,6 +80,11 @@ def _training(config: Any) -> Iterator[tuple[str, str]]:
         )
     if training.enable_cpu_offload:
         yield "training.enable_cpu_offload", "remove it"
+    if parallel.enable_fsdp_symm_mem:
+        yield (
+            "parallelism.enable_fsdp_symm_mem",
+            "its copies bypass the process group: remove it",
+        )
     if config.compile.enable_async_tensor_parallel:
         yield (
             "compile.enable_async_tensor_parallel",
@@ -64,7 +100,9 @@ def _training(config: Any) -> Iterator[tuple[str, str]]:
         yield "the profiler", f"{FOLDERS}: profile without tmd"
 
 
-def _saving(config: Any) -> Iterator[tuple[str, str]]:
+def _saving(config: Any, place: str) -> Iterator[tuple[str, str]]:
+    if config.enable and "://" in place + config.folder:
+        yield "checkpoints in an object store", "mount it on all hosts, and give the path"
     if config.create_seed_checkpoint or config.enable:
         for name, remedy in SAVING.items():
             if getattr(config, name):

@@ -14,14 +14,17 @@ import torch
 import torch.distributed as dist
 import torchtitan.trainer as original
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.components.metrics import BaseLogger
 from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import logger
 
 import tmd.trainer
-from tmd.integrations.torchtitan.refused import PREFIX, refuse
+from tmd.integrations.torchtitan.refused import PREFIX, refuse, refuse_saved, refuse_validator
 from tmd.trainer import DataPlace
 
 Calls = list[partial[Any]]
+NOBODY = -1
+"""The rank for which a worker logs that has given its rank away."""
 
 
 class Trainer(original.Trainer):
@@ -53,7 +56,8 @@ class Trainer(original.Trainer):
         """Train to the last step of the config, or to the end of the data.
 
         Raises:
-            ValueError: an override of the config asks for something that is not supported.
+            ValueError: an override of the config, the validator, or what is in the folder of the
+                checkpoints is not supported.
         """
         # torchtitan applies overrides while it builds.
         refuse(self.config)
@@ -62,8 +66,9 @@ class Trainer(original.Trainer):
         self._register()
         session, count = self.session, self.gradient_accumulation_steps
         validate = session.repeatable(self._validate, self._publish, name="validation")
-        logger.info("Training starts at step %d", session.step_number + 1)
-        for drawn in session.batches(self._batches, accumulate=count):
+        for number, drawn in enumerate(session.batches(self._batches, accumulate=count)):
+            if number == 0:  # not before: batches() restores the step of a checkpoint
+                logger.info("Training starts at step %d", self.step + 1)
             logs: Calls = []
             with session.step() as step:
                 self.step += 1
@@ -81,6 +86,8 @@ class Trainer(original.Trainer):
     def _register(self) -> None:
         config, mesh = self._checkpoint, self.parallel_dims.get_optional_mesh
         self._mesh = mesh("batch", include_singleton_axes=True)
+        if self.config.validator.enable:
+            refuse_validator(self.validator)
         self._logged: dict[str, int] = {}
         self._logs_as = self.session.rank
         for module in (each for part in self.model_parts for each in part.modules()):
@@ -97,8 +104,10 @@ class Trainer(original.Trainer):
         )
         if config.enable:
             folder = os.path.join(self.config.dump_folder, config.folder)
+            refuse_saved(folder)
             keep = config.keep_latest_k or self.config.training.steps
-            self.session.checkpoint(folder, every=config.interval, keep=keep)
+            self.session.checkpoint(folder, every=config.interval, keep=keep, at_end=True)
+        self.session.on_handover(self._close_loggers)
 
     def _batches(self, place: DataPlace) -> Iterable[Any]:
         training = self.config.training
@@ -113,18 +122,19 @@ class Trainer(original.Trainer):
         return islice(loader, training.steps * self.gradient_accumulation_steps)
 
     def _update(self, drawn: list[Any]) -> Calls:
-        """One step. torchtitan reduces what it logs behind the optimizer, but all collectives of a
-        step come before its vote: so the update is put off to the end.
-
-        Returns what is to be logged.
-        """
-        updates = (self.optimizers, "step"), (self.lr_schedulers, "step")
+        """One step. Returns what is to be logged."""
         with _put_off((self.metrics_processor, "log")) as logs:
-            with _put_off(*updates) as calls:
-                self.train_step(self.batch_generator(drawn))
-            for update in calls:
-                update()
+            self.train_step(self.batch_generator(drawn))
         return logs
+
+    def train_step(self, data_iterator: Iterator[Any]) -> None:
+        """As in torchtitan, which reduces what it logs behind the optimizer. All collectives of a
+        step come before its vote, so the update is put off to the end of this method."""
+        updates = (self.optimizers, "step"), (self.lr_schedulers, "step")
+        with _put_off(*updates) as calls:
+            super().train_step(data_iterator)
+        for update in calls:
+            update()
 
     def _validate(self) -> Calls:
         self.validator.dp_rank = self._mesh.get_local_rank()
@@ -135,6 +145,11 @@ class Trainer(original.Trainer):
             for model in self.model_parts:
                 model.train()
         return logs
+
+    def _close_loggers(self) -> None:
+        """This worker has given its rank away: write what it has logged to disk."""
+        self.metrics_processor.logger.close()
+        self.metrics_processor.logger, self._logs_as = BaseLogger(), NOBODY
 
     def _publish(self, logs: Calls) -> None:
         """Log what was put off, each step once, as the rank that this worker holds now."""

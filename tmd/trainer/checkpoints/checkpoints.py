@@ -38,6 +38,8 @@ LOOK_S = 0.2
 ALL = sys.maxsize
 WRITING_S = 60.0
 """Longest time that an ending process waits for its own part of the current checkpoint."""
+LAST_S = 1800.0
+"""Longest time that the end of a loop waits for this rank's part of its checkpoint."""
 ENDING_S = 5.0
 """Longest time that it then waits for the parts of others."""
 
@@ -53,6 +55,8 @@ class CheckpointSchedule(NamedTuple):
     folder: Path
     every: int
     keep: int
+    at_end: bool = False
+    """Whether the end of each ``batches()`` call is due, too."""
 
 
 class Attempt:
@@ -102,8 +106,21 @@ class Checkpoints:
         again = self._at in ((step, rank), (step, None))
         self._at = step, rank
         first = position.index == 0 or position.over
-        if again or step == 0 or not is_due(step, self._order.every, first=first):
+        if not again and step > 0 and is_due(step, self._order.every, first=first):
+            self._stage(step, position, rank, seed)
+
+    def at_end(self, step: int, position: Position, rank: int, seed: int) -> None:
+        """A ``batches()`` call ends. If that is due, return once this rank's part is written:
+        perhaps nothing comes after it, and the process ends."""
+        if not self._order.at_end or self._at == (step, rank):
             return
+        self._at = step, rank
+        self._await_writing(LAST_S)
+        self._stage(step, position, rank, seed)
+        self.settle()
+        self._await_writing(LAST_S)
+
+    def _stage(self, step: int, position: Position, rank: int, seed: int) -> None:
         if self._thread is not None and self._thread.is_alive() and not self._attempt.waits:
             self._misses(step, "the previous checkpoint is still being written")
             return
@@ -134,15 +151,20 @@ class Checkpoints:
         """Wait for the thread, since none may be inside torch when the process ends."""
         self.settle()
         if self._thread is not None:
-            deadline = time.monotonic() + WRITING_S
-            attempt = self._attempt
-            while self._thread.is_alive() and not attempt.waits and time.monotonic() < deadline:
-                self._thread.join(LOOK_S)
+            self._await_writing(WRITING_S)
             self._thread.join(self._ending_s)
-            attempt.over.set()
+            self._attempt.over.set()
             for thread in (self._thread, self._former):
                 if thread is not None:
                     thread.join(self._ending_s)
+
+    def _await_writing(self, seconds: float) -> None:
+        """Wait until the thread only waits for others, or has ended."""
+        thread, deadline = self._thread, time.monotonic() + seconds
+        while thread is not None and thread.is_alive() and not self._attempt.waits:
+            if time.monotonic() > deadline:
+                return
+            thread.join(LOOK_S)
 
     # --- the writer's thread ----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import json
 
+from tmd.at_exit import at_exit
 from tmd.trainer.checkpoints.archive import CheckpointReader
 from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, Tell
 from tmd.trainer.checkpoints.naming import OWN, PRIVATE, Names, Path, Placing
@@ -49,6 +50,7 @@ class Saving:
         self._order, self._size = order, size
         self._named: Callable[[], Names] = lambda: Names(registry, alike())
         self.checkpoints = Checkpoints(order, self._named, size, tell, verdict)
+        at_exit(self.checkpoints.close)
         self._before: CheckpointReader | None = None
         """The checkpoint to resume from, until it is restored."""
         self._place: Placing
@@ -98,8 +100,8 @@ class Saving:
         return step
 
 
-def ordered(path: Any, every: int, keep: int) -> CheckpointSchedule:
+def ordered(path: Any, every: int, keep: int, *, at_end: bool) -> CheckpointSchedule:
     """Raises ValueError: a number is below one."""
     if every < 1 or keep < 1:
         raise ValueError(f"session.checkpoint(every={every}, keep={keep}): both are at least 1")
-    return CheckpointSchedule(Folder(path).absolute(), every, keep)
+    return CheckpointSchedule(Folder(path).absolute(), every, keep, at_end)

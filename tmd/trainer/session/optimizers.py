@@ -46,6 +46,9 @@ class OptimizerHooks:
         self._vote, self._applying, self._calls, self._stage = vote, applying, calls, stage
         self._ran_at: int | None = None
         """Number of calls when the latest optimizer of this step ended; ``None`` before that."""
+        self._began_at: list[int] = []
+        """Number of calls when each optimizer that runs now began, after the vote. The ``step`` of
+        a class may call that of its base, which has hooks, too."""
         self._applied: list[Queued] = []
         """What the optimizers of this step have queued on a device."""
         self._seen: set[int] = set()
@@ -78,6 +81,7 @@ class OptimizerHooks:
         self._ran_at = None
         self._applied.clear()
         self._running.clear()
+        self._began_at.clear()
 
     def check_complete(self) -> None:
         """Raises RuntimeError: an optimizer has begun in this step, and failed."""
@@ -128,13 +132,22 @@ class OptimizerHooks:
         self._vote()
         self._applying(optimizer)
         self._running[name] += not later
+        self._began_at.append(self._calls())
         return changed
 
     def _scaled(self) -> None:
         self._vote()
 
     def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._running[type(optimizer).__name__] -= 1
+        name = type(optimizer).__name__
+        if self._began_at.pop() != self._calls() and self._stage() is Stage.VOTED:
+            raise RuntimeError(
+                f"{name}.step() calls collectives, which come after the vote of the step: if a "
+                "rank is lost in them, the others update their weights with garbage. Use an "
+                "optimizer that updates each parameter from what this rank has, or "
+                "ZeroRedundancyOptimizer, whose parameters are sent once more after a loss"
+            )
+        self._running[name] -= 1
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._ran_at = self._calls()

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tmd.at_exit import at_exit
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
@@ -235,7 +234,13 @@ class Session:
         return self._registry, self._local
 
     def checkpoint(
-        self, path: str | os.PathLike[str], *, every: int, keep: int = 2, resume: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: int,
+        keep: int = 2,
+        resume: bool = True,
+        at_end: bool = False,
     ) -> None:
         """Write a checkpoint every ``every`` steps, and resume from the newest one in ``path``.
 
@@ -247,6 +252,8 @@ class Session:
             every: number of steps between checkpoints.
             keep: number of complete checkpoints to keep.
             resume: false to start from scratch; ``path`` must then hold no checkpoint.
+            at_end: whether to write one at the end of each ``batches`` call, too. A job that
+                resumes from it gets no batch of that call.
 
         Raises:
             ValueError: ``every`` or ``keep`` is below one, or an object is registered as ``rank0``.
@@ -260,14 +267,12 @@ class Session:
         # Imported here, since other jobs need not wait for it.
         from tmd.trainer.checkpoints.saving import Saving, ordered
 
-        order = ordered(path, every, keep)
-        registry, size, hooks = self._registry, self.world_size, self._hooks
+        order, hooks = ordered(path, every, keep, at_end=at_end), self._hooks
         saving = self._loop.saving = Saving(
-            order, registry, lambda: self._alike, size, hooks.saved, hooks.verdict
+            order, self._registry, lambda: self._alike, self.world_size, hooks.saved, hooks.verdict
         )
-        at_exit(saving.checkpoints.close)
-        if not self._hooks.shadowing:
-            saving.choose(self.rank, self._hooks.gathered, resume=resume)
+        if not hooks.shadowing:
+            saving.choose(self.rank, hooks.gathered, resume=resume)
 
     def repeatable(
         self, function: Callable[[], T], then: Callable[[T], object] | None = None, name: str = ""

@@ -1,0 +1,144 @@
+"""Checkpoints of the end of a ``batches()`` call, from which a job goes on behind the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.trainer.standalone import Voting
+from tmd.core.values.checkpoints import complete
+from tmd.trainer import Session
+
+STEPS = 4
+"""Batches of one epoch."""
+
+# A job that resumes behind the loop steps its schedule first.
+pytestmark = pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+class Run:
+    """A process that trains some epochs, and steps the schedule behind each of them."""
+
+    def __init__(self, folder: Path, *, stops: bool = False, **schedule: Any) -> None:
+        """``stops``: the loop is left by ``break``, with batches left over."""
+        self.hooks = Voting()
+        self.session = Session(self.hooks)
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.scheduler = ExponentialLR(self.optimizer, 0.5)
+        self.session.register(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+        self._stops = stops
+        self.given = 0
+        """Number of batches given."""
+        self.skipped: list[bool] = []
+        schedule = {"every": 3, "at_end": True, "keep": 100, **schedule}
+        self.session.checkpoint(folder, **schedule)
+
+    def epoch(self) -> None:
+        data = torch.arange(2.0 * 2 * STEPS).view(2 * STEPS, 2)
+        data = data if self._stops else data[:STEPS]
+        loader = DataLoader(TensorDataset(data), shuffle=True, batch_size=1)
+        for (batch,) in self.session.batches(loader):
+            self.given += 1
+            with self.session.step():
+                self.optimizer.zero_grad()
+                self.model(batch).square().mean().backward()
+                self.optimizer.step()
+            if self._stops and self.session.position.index == STEPS:
+                break
+        self.skipped.append(self.session.skipped)
+        self.scheduler.step()
+
+    def close(self) -> None:
+        saving = self.session._loop.saving
+        assert saving is not None
+        saving.checkpoints.close()
+
+    @property
+    def state(self) -> list[float]:
+        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        return [*weights.tolist(), *self.scheduler.get_last_lr(), self.session.step_number]
+
+
+@contextmanager
+def run(folder: Path, **options: Any) -> Iterator[Run]:
+    made = Run(folder, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_job_goes_on_behind_the_loop(stops: bool, tmp_path: Path) -> None:
+    """With the numbers of one that was never stopped. The script steps its schedule there."""
+    with run(tmp_path / "undisturbed", stops=stops) as undisturbed:
+        undisturbed.epoch()
+        undisturbed.epoch()
+    with run(tmp_path / "stopped", stops=stops) as first:
+        first.epoch()
+    with run(tmp_path / "stopped", stops=stops) as second:
+        second.epoch()
+        assert (second.given, second.skipped) == (0, [False])
+        assert second.state == first.state
+        second.epoch()
+        assert second.given == STEPS
+        assert second.state == undisturbed.state
+    assert complete(p.name for p in (tmp_path / "stopped").iterdir()) == complete(
+        p.name for p in (tmp_path / "undisturbed").iterdir()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"at_end": False}, [3]),
+        ({}, [5, 3]),  # the end of a loop counts as a step
+        ({"stops": True}, [4, 3]),
+        ({"every": 100}, [5]),
+        ({"every": 4}, [5]),
+    ],
+)
+def test_the_end_is_a_checkpoint_of_its_own(
+    options: dict[str, Any], steps: list[int], tmp_path: Path
+) -> None:
+    """It is complete when the loop has ended."""
+    with run(tmp_path, **options) as job:
+        job.epoch()
+        if "at_end" not in options:
+            assert complete(p.name for p in tmp_path.iterdir()) == steps
+    assert complete(p.name for p in tmp_path.iterdir()) == steps
+
+
+def test_the_first_step_of_the_next_loop_is_not_saved_once_more(tmp_path: Path) -> None:
+    with run(tmp_path, every=5) as job:
+        job.epoch()
+        written = (tmp_path / "step-00000005").stat().st_mtime_ns
+        job.epoch()
+    assert (tmp_path / "step-00000005").stat().st_mtime_ns == written
+
+
+def test_a_job_that_has_ended_resumes_with_its_last_state(tmp_path: Path) -> None:
+    with run(tmp_path) as job:
+        job.epoch()
+    for _ in range(2):
+        with run(tmp_path) as again:
+            again.epoch()
+            assert again.given == 0
+            assert again.state == job.state
