@@ -354,6 +354,14 @@ def prepare(prepared: Callable[[loaders.Indices], loaders.Indices], _worker: int
     loaders.before_each_batch(prepared)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iteration_of_a_loader_is_recognised(workers: int) -> None:
+    """``torch.utils.data.dataloader._BaseDataLoaderIter``."""
+    loader = DataLoader(range(4), num_workers=workers)  # type: ignore[arg-type]
+    assert loaders.is_iteration(iter(loader))
+    assert not loaders.is_iteration(loader)
+
+
 def test_a_loader_process_passes_indices_through() -> None:
     """``torch.utils.data._utils.fetch._MapDatasetFetcher``."""
     loader = DataLoader(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.standalone import Voting
 from tmd.core.values.checkpoints import complete
+from tmd.core.values.errors import StateMismatch
 from tmd.trainer import Session
 
 STEPS = 4
@@ -34,10 +35,14 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 class Run:
     """A process that trains some epochs, and steps the schedule behind each of them."""
 
-    def __init__(self, folder: Path, *, stops: bool = False, **schedule: Any) -> None:
+    def __init__(
+        self, folder: Path, *, stops: bool = False, counters: Sequence[str] = (), **schedule: Any
+    ) -> None:
         """``stops``: the loop is left by ``break``, with batches left over."""
         self.hooks = Voting()
         self.session = Session(self.hooks)
+        for name in counters:
+            self.session.counter(name, 0)
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
         self.optimizer = SGD(self.model.parameters(), lr=0.1, momentum=0.9)
@@ -83,6 +88,38 @@ def run(folder: Path, **options: Any) -> Iterator[Run]:
         yield made
     finally:
         made.close()
+
+
+def test_a_checkpoint_that_was_never_loaded_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The script makes fewer loops than the one that wrote it, and would save a fresh model."""
+    with run(tmp_path, every=100) as job:
+        job.epoch()
+        job.epoch()
+    with run(tmp_path, every=100) as again:
+        saving = again.session._loop.saving
+        assert saving is not None
+        again.epoch()
+        assert again.skipped == [True]
+        assert "it will be loaded in call 1" in caplog.text
+        saving._look_for_unused()
+        assert "was never loaded: it belongs to call 1" in caplog.text
+        caplog.clear()
+        again.epoch()
+        saving._look_for_unused()
+        assert not caplog.text
+
+
+@pytest.mark.parametrize("names", [("tokens",), ("best", "tokens"), ()])
+def test_a_job_with_other_objects_does_not_resume(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Their values would go to others."""
+    with run(tmp_path, counters=("best",)) as job:
+        job.epoch()
+    with run(tmp_path, counters=names) as again:
+        shown = ", ".join(("scheduler", *names))
+        with pytest.raises(StateMismatch, match=f"this script registers {shown}: give"):
+            again.epoch()
 
 
 @pytest.mark.parametrize("stops", [False, True])

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
 
 from tests.trainer.standalone import Script, Voting
 from tests.twin.device import Twin
@@ -349,6 +351,13 @@ def test_a_loop_that_was_left_may_be_kept_by_a_variable() -> None:
     assert script.weight == -8.0
 
 
+def test_a_wrapper_that_is_no_optimizer_is_refused() -> None:
+    session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
+    inner = SGD(model.parameters())
+    with pytest.raises(TypeError, match="this is no optimizer of torch"):
+        session.register(model=model, optimizer=ExponentialLR(inner, 0.5))
+
+
 def test_an_optimizer_that_evaluates_its_closure_often_is_refused() -> None:
     session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
     with pytest.raises(TypeError, match="LBFGS"):
@@ -377,6 +386,132 @@ def test_gradients_that_are_summed_between_two_optimizers_are_refused(between: i
     else:
         both()
         assert script.hooks.seen == ["backward", "vote", "apply", "apply"] * 2
+
+
+class Sharpness(SGD):
+    """Evaluates its closure once more, at perturbed weights, as SAM does."""
+
+    perturbs = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        if not self.perturbs:
+            closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.add_(1.0 if self.perturbs else 0.0)
+        return closure()
+
+
+@pytest.mark.parametrize("perturbs", [True, False])
+def test_an_optimizer_that_evaluates_at_other_weights_is_refused(perturbs: bool) -> None:
+    """Its closure runs once, before the vote: it would get the gradients of the first point."""
+    session, model = Session(Voting()), nn.Linear(1, 1)
+    optimizer = Sharpness(model.parameters())
+    optimizer.perturbs = perturbs
+    session.register(model=model, optimizer=optimizer)
+    for batch in session.batches([torch.ones(1)]):
+        with (
+            pytest.raises(RuntimeError, match=r"Sharpness.step\(closure\) evaluates its closure"),
+            session.step(),
+        ):
+            optimizer.step(lambda batch=batch: model(batch).sum().backward())
+        break
+
+
+def test_a_second_step_for_one_batch_is_refused(script: Script) -> None:
+    """After a loss in it, with the first one committed, it would not come again."""
+    for batch in script.session.batches([1.0]):
+        with script.session.step():
+            script.optimizers[0].step(script.closure(batch))
+        with pytest.raises(RuntimeError, match="has no batch of its own"):
+            script.session.begin()
+    with pytest.raises(RuntimeError, match="has no batch of its own"):
+        script.session.begin()
+
+
+def test_a_second_step_of_a_broken_batch_is_undone_with_the_first(script: Script) -> None:
+    script.hooks.lost = {0}
+    results = []
+    for batch in script.session.batches([1.0]):
+        step = script.session.begin()
+        step.run(script.optimizers[0].step, script.closure(batch))
+        results.append(step.end())
+        if step.result is StepResult.SPOILT:
+            again = script.session.begin()
+            again.run(script.optimizers[0].step, script.closure(batch))
+            results.append(again.end())
+    assert results == [StepResult.SPOILT, StepResult.SPOILT, StepResult.COMMITTED]
+    assert script.weight == -1.0
+
+
+def test_an_optimizer_in_the_loop_and_outside_of_a_step_is_refused(script: Script) -> None:
+    (optimizer,) = script.optimizers
+    for batch in script.session.batches([1.0]):
+        with pytest.raises(RuntimeError, match=r"outside of session\.step"):
+            optimizer.step(script.closure(batch))
+        with script.session.step():
+            optimizer.step(script.closure(batch))
+    optimizer.step(script.closure(1.0))  # behind the loop it is the script's own affair
+    assert script.weight == -2.0
+
+
+def once() -> Iterator[float]:
+    yield 1.0
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [once(), zip([1.0], [2.0], strict=True), enumerate([1.0]), iter([1.0]), map(abs, [1.0])],
+    ids=lambda loader: type(loader).__name__,
+)
+def test_a_loader_that_gives_its_batches_once_is_refused(script: Script, loader: Any) -> None:
+    """A worker that takes a rank has drawn from it before."""
+    with pytest.raises(ValueError, match=f"a {type(loader).__name__} gives its batches only once"):
+        next(iter(script.session.batches(loader)))
+
+
+def test_a_function_that_makes_such_a_loader_is_taken(script: Script) -> None:
+    made = script.session.batches(lambda place: zip([1.0], [2.0], strict=True))
+    assert list(made) == [(1.0, 2.0)]
+
+
+class Lookahead(SGD):
+    """Runs another optimizer."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__(inner.param_groups[0]["params"], lr=1.0)
+        self.inner = inner
+
+
+class Counting(SGD):
+    """Saves more than others do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": 3}
+
+
+@pytest.mark.parametrize("what", ["inner", "count"])
+def test_an_optimizer_with_a_state_that_would_stay_behind_is_refused(what: str) -> None:
+    session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
+    optimizer = (
+        Lookahead(SGD(model.parameters(), lr=1.0))
+        if what == "inner"
+        else Counting(model.parameters(), lr=1.0)
+    )
+    with pytest.raises(TypeError, match=f"{what}.* would stay behind"):
+        session.register(model=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(np.float32(1.0), "float32 of numpy"), (torch.ones(1, requires_grad=True), "detach")],
+)
+def test_a_counter_takes_only_what_can_be_sent(value: Any, why: str) -> None:
+    counter = Session(StandaloneHooks()).counter("best", np.float64(2.0))
+    with pytest.raises(TypeError, match=why):
+        counter.value = value
+    assert counter.value == 2.0
 
 
 def test_an_optimizer_whose_step_calls_collectives_is_refused() -> None:

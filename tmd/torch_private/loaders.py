@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 Indices = list[int] | int
 """The indices of a batch, or one index if the loader makes no batches."""
@@ -21,6 +22,11 @@ def before_each_batch(prepare: Callable[[Indices], Indices]) -> None:
         return load(self, prepare(batch))
 
     kind.fetch = prepared
+
+
+def is_iteration(value: object) -> bool:
+    """Whether ``value`` is one iteration of a loader, as ``iter(loader)`` returns it."""
+    return isinstance(value, _BaseDataLoaderIter)
 
 
 def forget_processes(loader: DataLoader[Any]) -> None:

@@ -100,6 +100,13 @@ class Names:
         return [*dict.fromkeys((*params, *(self._buffers if self.home(rank) == rank else ())))]
 
     @property
+    def others(self) -> list[str]:
+        """Names of the registered objects that are neither modules nor optimizers, in the order in
+        which their values are saved."""
+        known = set(map(id, self._registry.others))
+        return [name for name, value in self._registry.named.items() if id(value) in known]
+
+    @property
     def digest(self) -> str:
         """Digest (hex, xxh3-128) of all names without a prefix, to compare ranks."""
         params = (name for names in self._params for name in names)

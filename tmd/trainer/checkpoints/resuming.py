@@ -157,6 +157,12 @@ def restore(
     own = values_of(rank) if same else {}
     first = own if same else values_of(0)
     like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
+    if first.get("others", names.others) != names.others:  # not in those of 0.1.0
+        raise StateMismatch(
+            f"besides models and optimizers {reading.path} has {_enumerated(first['others'])}, and "
+            f"this script registers {_enumerated(names.others)}: give register() and "
+            "session.counter() the same names in the same order"
+        )
     targets = {} if like_first else names.buffers(rank, place)
     kept = []
     for number in range(len(names.units)):
@@ -187,6 +193,10 @@ def restore(
             "torch.manual_seed with that seed before register to continue them",
             *(own["seed"], seed),
         )
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 def _optimizer_state(

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import json
 
 from tmd.at_exit import at_exit
+from tmd.fabric.backend import ends_by_error
 from tmd.trainer.checkpoints.archive import CheckpointReader
 from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, Tell
 from tmd.trainer.checkpoints.naming import OWN, PRIVATE, Names, Path, Placing
@@ -51,6 +52,7 @@ class Saving:
         self._named: Callable[[], Names] = lambda: Names(registry, alike())
         self.checkpoints = Checkpoints(order, self._named, size, tell, verdict)
         at_exit(self.checkpoints.close)
+        at_exit(self._look_for_unused)
         self._before: CheckpointReader | None = None
         """The checkpoint to resume from, until it is restored."""
         self._place: Placing
@@ -75,6 +77,18 @@ class Saving:
             place = "starting from scratch" if self._before is None else "resuming"
             found = "no checkpoint" if self._before is None else str(self._before.path)
             log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
+            if self._before is not None and (call := self._before.seal.position.call):
+                log.warning("it will be loaded in call %d of session.batches()", call)
+
+    def _look_for_unused(self) -> None:
+        """The process ends: warn if the checkpoint was not restored."""
+        if self._before is not None and not ends_by_error():
+            log.error(
+                "%s was never loaded: it belongs to call %d of session.batches(), counted from 0, "
+                "which this script has not made. What it has computed, printed and saved comes "
+                "from a model as at a fresh start",
+                *(self._before.path, self._before.seal.position.call),
+            )
 
     def skips(self, call: int) -> bool:
         """Whether ``batches()`` call number ``call`` ended before the checkpoint."""

@@ -9,7 +9,7 @@ from tmd.trainer.session.repeatable import Repeatables
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.placing import DataPlace, Loader, undivided
+from tmd.trainer.state.placing import DataPlace, Loader, refuse_one_shot, undivided
 from tmd.trainer.state.seeds import seed_all
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class BatchLoop:
         self, loader: Loader, local: LocalState, accumulate: int, partial: bool
     ) -> Iterator[Any]:
         """As :meth:`tmd.trainer.Session.batches`."""
+        refuse_one_shot(loader)
         if why := undivided(loader) or self._unshared:
             self._hooks.adoption.refuse(why)
         feed = Feed(loader, self.calls, self._base, self._place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -12,7 +12,10 @@ import torch
 
 from tmd.fabric import device
 from tmd.fabric.device import Queued
+from tmd.fabric.untraced import untraced
 from tmd.torch_private.optimizers import call_after_scaled_step
+from tmd.trainer.state.buffers import version
+from tmd.trainer.state.optimizer_state import params_of
 
 log = logging.getLogger("tmd.trainer")
 
@@ -22,6 +25,8 @@ class Stage(Enum):
 
     OUTSIDE = auto()
     """None has begun."""
+    LEFT_OUT = auto()
+    """None has begun for the batch that the script has got."""
     COMPUTING = auto()
     VOTED = auto()
 
@@ -102,21 +107,28 @@ class OptimizerHooks:
             queued.precede()
         self._applied.clear()
 
+    @untraced
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         changed, name = None, type(optimizer).__name__
+        if self._stage() is Stage.LEFT_OUT:
+            raise RuntimeError(
+                f"{name} runs in the loop over session.batches(), but outside of session.step(): "
+                "after a loss or a move its update would be missing, or made twice. Compute the "
+                "step, and call the optimizer, in 'with session.step():'"
+            )
         later = self._stage() is Stage.VOTED
         self._running[name] += later
         if closure is not None:
             # Its backward pass sums gradients, and the vote must come after that.
             with torch.enable_grad():
-                loss = closure()
+                evaluated = _Evaluated(optimizer, closure())
             if len(args) > 1:
-                changed = (args[0], lambda: loss, *args[2:]), kwargs
+                changed = (args[0], evaluated, *args[2:]), kwargs
             else:
-                changed = args, {**kwargs, "closure": lambda: loss}
+                changed = args, {**kwargs, "closure": evaluated}
         in_step = self._stage() is not Stage.OUTSIDE
         if in_step and self._ran_at not in (None, self._calls()):
             raise RuntimeError(
@@ -138,6 +150,7 @@ class OptimizerHooks:
     def _scaled(self) -> None:
         self._vote()
 
+    @untraced
     def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         name = type(optimizer).__name__
         if self._began_at.pop() != self._calls() and self._stage() is Stage.VOTED:
@@ -149,18 +162,47 @@ class OptimizerHooks:
             )
         self._running[name] -= 1
 
+    @untraced
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._ran_at = self._calls()
-        params = (p for group in optimizer.param_groups for p in group["params"])
-        self._applied.append(device.current().queued(params))
+        self._applied.append(device.current().queued(params_of(optimizer)))
 
 
-def refuse_repeated(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuse an optimizer that evaluates its closure more than once.
+class _Evaluated:
+    """What an optimizer gets in place of its closure, which has run before the vote."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, loss: Any) -> None:
+        self._name, self._params = type(optimizer).__name__, params_of(optimizer)
+        self._loss, self._asked, self._versions = loss, False, self._now()
+
+    def _now(self) -> list[int]:
+        return [version(param) for param in self._params]
+
+    def __call__(self) -> Any:
+        """The loss. Raises RuntimeError: the optimizer asks for another one."""
+        if self._asked or self._now() != self._versions:
+            raise RuntimeError(
+                f"{self._name}.step(closure) evaluates its closure more than once, or at other "
+                "weights than those of the step, as SAM does: its gradients would be summed after "
+                "the vote. Make all forward and backward passes in the step yourself, and "
+                "register the optimizer that runs last, such as the base optimizer of SAM"
+            )
+        self._asked = True
+        return self._loss
+
+
+def refuse_unusable(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Check the registered optimizers.
 
     Raises:
-        TypeError: one of ``optimizers`` does so.
+        TypeError: there are none, or one evaluates its closure more than once.
     """
+    if not optimizers:
+        raise TypeError(
+            "register(optimizer=...): this is no optimizer of torch, whose call would bring the "
+            "vote: register the torch.optim.Optimizer inside it, and what else it keeps as an "
+            "object of its own"
+        )
     if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
         raise TypeError(
             "register(optimizer=...): LBFGS evaluates its closure several times in one step, so "
@@ -169,7 +211,7 @@ def refuse_repeated(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 def _warn_without_gradients(optimizer: torch.optim.Optimizer) -> None:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params = params_of(optimizer)
     # Megatron keeps gradients of its own.
     if params and all(p.grad is None and not hasattr(p, "main_grad") for p in params):
         log.warning(

@@ -24,7 +24,7 @@ from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.hooks import StepHooks
 from tmd.trainer.session.kept_rank import KeptRankReport
 from tmd.trainer.session.loop import BatchLoop
-from tmd.trainer.session.optimizers import refuse_repeated
+from tmd.trainer.session.optimizers import refuse_unusable
 from tmd.trainer.session.repeatable import Repeatable
 from tmd.trainer.session.step import Step
 from tmd.trainer.session.step_cycle import StepCycle
@@ -81,7 +81,7 @@ class Session:
 
     @property
     def step_number(self) -> int:
-        """Number of committed steps, which is also the index of the current step, from 0."""
+        """Index of the current step, from 0. Ends of ``batches`` calls and repeatables count too."""
         return self._hooks.status.step
 
     @property
@@ -224,7 +224,7 @@ class Session:
         if twice := sorted(objects.keys() & self._counters.keys()):
             raise ValueError(f"register() and session.counter() both name {', '.join(twice)}")
         registry = Registry({**objects, **self._counters})
-        refuse_repeated(registry.optimizers)
+        refuse_unusable(registry.optimizers)
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
         else:

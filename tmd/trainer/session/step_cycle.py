@@ -71,7 +71,8 @@ class StepCycle:
 
     def _stage(self) -> Stage:
         if not self._open:
-            return Stage.OUTSIDE
+            waits = self.feed is not None and self.feed.drawn and not self.spoilt
+            return Stage.LEFT_OUT if waits else Stage.OUTSIDE
         return Stage.COMPUTING if self.outcome is None else Stage.VOTED
 
     def watch(self, registry: Registry, local: LocalState) -> None:
@@ -86,6 +87,13 @@ class StepCycle:
         """The script begins to compute a step, in which an optimizer runs if it ``trains``."""
         assert self._local is not None
         self.check_ended()
+        if trains and not self.spoilt and self.feed is not None and not self.feed.drawn:
+            raise RuntimeError(
+                "a step of session.step() has no batch of its own, so that it would be left out "
+                "after a loss: make one step for each batch, inside the loop over "
+                "session.batches(), and call all optimizers in it; or give the second one a batch "
+                "of its own"
+            )
         self.outcome, self._open, self._trains = None, True, trains
         self._loss, self._skips_update, self._raised = None, False, False
         late = self._local.changed_since_vote()

@@ -16,6 +16,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import Sampler
 
+from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.batches import DrawnBatch
 from tmd.trainer.state.loading import (
     SeededIndex,
@@ -264,8 +265,7 @@ class Feed:
         done, index = self._committed + len(self._kept), position.index
         if self._source is None or index < done or position.over:
             return self.seek(position)
-        for number in range(done, index):
-            self._draw(number)
+        self._drop(range(done, index))
         self._go_to(position)
 
     def seek(self, position: Position) -> None:
@@ -311,6 +311,11 @@ class Feed:
         seed_own_generators(loader, self.call)
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
+        if steps is not None and getattr(loader, "batch_size", None) != steps.batch_size:
+            raise ValueError(
+                f"session.sampler(batch_size={steps.batch_size}) is in a DataLoader with "
+                f"batch_size={loader.batch_size}: give both the same"  # type: ignore[attr-defined]
+            )
         skip = index if steps is None else 0
         if steps is None:
             self._source = None
@@ -330,8 +335,23 @@ class Feed:
             self._course = steps.latest
         # A worker that starts in the middle seeds its first batch as any other one.
         self._drawn, self._taken = skip < index, 0
-        for number in range(skip):
-            self._draw(number)
+        self._drop(range(skip))
+
+    def _drop(self, numbers: range) -> None:
+        """Draw the batches ``numbers`` for nothing.
+
+        Raises:
+            StateMismatch: there are fewer.
+        """
+        for number in numbers:
+            try:
+                self._draw(number)
+            except StopIteration:
+                raise StateMismatch(
+                    f"this rank is at batch {numbers.stop} of call {self.call} of "
+                    f"session.batches(), but its loader gives only {number}: use the data, the "
+                    "batch size and the number of ranks with which the job began"
+                ) from None
 
     def _seed(self, number: int, purpose: str) -> None:
         seed_all(self._base(), number, purpose)

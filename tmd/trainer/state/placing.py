@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
+from tmd.torch_private.loaders import is_iteration
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -172,6 +174,18 @@ def undivided(loader: Loader) -> str:
     if any(getattr(piece, "generator", None) is not None for piece in pieces(loader)):
         return "its DataLoader, or a sampler of that, has a generator of its own"
     return ""
+
+
+def refuse_one_shot(loader: Loader) -> None:
+    """Raises ValueError: ``loader`` gives its batches only once."""
+    kind = type(loader)
+    passes = isinstance(loader, Iterator) and kind.__module__ in ("builtins", "itertools")
+    if passes or is_iteration(loader):
+        raise ValueError(
+            f"session.batches(): a {kind.__name__} gives its batches only once, but a worker that "
+            "takes a rank, and one that goes back, begin anew: pass what it iterates over, or a "
+            "function that makes it, as in session.batches(lambda place: zip(one, other))"
+        )
 
 
 def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]]]:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.torch_private.modules import saves_more
+from tmd.trainer.state.optimizer_state import params_of
 
 INNER = {
     "AcceleratedOptimizer": "optimizer",
@@ -142,11 +143,55 @@ def refuse_hidden(name: str, module: nn.Module) -> None:
             )
 
 
+def refuse_hidden_state(name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that keeps more than the state and the groups that all have.
+
+    Raises:
+        TypeError: the rest would silently stay behind.
+    """
+    kind, params = type(optimizer).__name__, set(map(id, params_of(optimizer)))
+    for attribute, inner in vars(optimizer).items():
+        if not isinstance(inner, torch.optim.Optimizer) or inner.state is optimizer.state:
+            continue
+        if not params.isdisjoint(map(id, params_of(inner))):
+            raise TypeError(
+                f"register({name}=...): {kind} has an optimizer of its own for the same "
+                f"parameters ({attribute}), whose state would stay behind: register that one, and "
+                f"what else {kind} keeps as an object of its own"
+            )
+    if more := sorted(optimizer.state_dict().keys() - {"state", "param_groups"}):
+        raise TypeError(
+            f"register({name}=...): {kind}.state_dict() has {', '.join(map(str, more))} besides "
+            "'state' and 'param_groups', which would stay behind: keep it there, or register it "
+            "as an object of its own"
+        )
+
+
 class Counter:
     """A plain value of the script that moves with the rank. Made by ``session.counter``."""
 
     def __init__(self, value: Any) -> None:
+        self._value = None
         self.value = value
+
+    @property
+    def value(self) -> Any:
+        """A number, a text, a tensor, or a list or dictionary of these."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        """Raises TypeError: it cannot be sent to another worker."""
+        if type(value).__module__ == "numpy" and not isinstance(value, float):
+            raise TypeError(
+                f"session.counter(): {type(value).__name__} of numpy cannot be sent to another "
+                "worker: assign float(...), int(...) or a tensor"
+            )
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise TypeError(
+                "session.counter(): the tensor belongs to a graph of autograd: assign its detach()"
+            )
+        self._value = value
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value}
