@@ -6,8 +6,10 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -178,10 +180,22 @@ def test_verbs_print_through_one_door_only() -> None:
     assert {f.partition(":")[0] for f in found} == {"output.py"}
 
 
-def all_tests() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Each test function, and where it stands."""
+class StatedTest(NamedTuple):
+    """What two tests ask of each test; not its tree, which takes memory."""
+
+    where: str
+    asserts: bool
+    states_claim: bool
+
+
+@cache
+def all_tests() -> list[StatedTest]:
     return [
-        (f"{file.relative_to(ROOT)}:{node.lineno} {node.name}", node)
+        StatedTest(
+            f"{file.relative_to(ROOT)}:{node.lineno} {node.name}",
+            asserts(node),
+            bool(ast.get_docstring(node)) or node.name.count("_") >= 3,
+        )
         for file in sorted((ROOT / "tests").rglob("test_*.py"))
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -207,7 +221,7 @@ def test_every_test_asserts_something() -> None:
     found = all_tests()
 
     assert len(found) > 1000
-    assert [where for where, test in found if not asserts(test)] == []
+    assert [test.where for test in found if not test.asserts] == []
 
 
 OURS = ("tmd", "tmd_detectors", "tmd_policies")
@@ -239,10 +253,4 @@ def test_no_test_replaces_a_part_of_our_modules() -> None:
 
 def test_every_test_states_its_claim() -> None:
     """In a docstring, or in a name of at least three words."""
-    unstated = [
-        where
-        for where, test in all_tests()
-        if not ast.get_docstring(test) and test.name.count("_") < 3
-    ]
-
-    assert unstated == []
+    assert [test.where for test in all_tests() if not test.states_claim] == []

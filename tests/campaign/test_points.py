@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 FAULT = re.compile(r"([a-z][a-z0-9-]*)@[^:\s\"'{}]+:[^=\s\"'{}]+=([a-z]+)")
 
 
+@cache
 def reached() -> set[str]:
     """Names of all points; of one with a number what comes before that. Scripts of tests may have
     points of their own."""
@@ -46,6 +48,7 @@ def reached() -> set[str]:
     return found
 
 
+@cache
 def struck() -> set[str]:
     """Whatever can be written behind the ``=`` of a fault."""
     tree = ast.parse(inspect.getsource(points))

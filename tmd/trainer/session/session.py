@@ -81,7 +81,7 @@ class Session:
 
     @property
     def step_number(self) -> int:
-        """Index of the current step, from 0. Ends of ``batches`` calls and repeatables count too."""
+        """Index of the current step, from 0. Ended ``batches`` calls and repeatables count too."""
         return self._hooks.status.step
 
     @property
