@@ -13,7 +13,6 @@ import torch
 
 from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
-from tests.marks import thorough
 from tmd.core.values.model import ClusterView, PlanKind, WorkerStatus
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
@@ -160,9 +159,10 @@ async def test_a_rank_with_a_hot_standby_is_lost(
 
 @pytest.mark.parametrize(
     ("saved", "step", "epoch"),
-    [((), 20, "0"), thorough(("--within",), 22, "1")],
+    [((), 20, "0"), (("--within",), 22, "1")],
     ids=["after an epoch", "within an epoch"],
 )
+@pytest.mark.thorough
 async def test_a_rank_goes_to_a_worker_that_has_found_a_later_checkpoint(
     saved: tuple[str, ...],
     step: int,

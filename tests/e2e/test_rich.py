@@ -49,6 +49,7 @@ async def test_a_rich_script_is_shadowed(
         await run.ends_like(rich_golden)
 
 
+@pytest.mark.thorough
 async def test_a_standby_with_a_disabled_scaler_rehearses_and_takes_a_rank(
     tmp_path: Path, redis: EmbeddedRedis, unscaled_golden: Golden
 ) -> None:

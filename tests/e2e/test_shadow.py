@@ -376,6 +376,7 @@ async def test_a_rank_that_receives_from_any_rank_is_copied_not_mirrored(
         await run.ends_like(golden)
 
 
+@pytest.mark.thorough
 async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -20,7 +20,7 @@ def tuned_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     ("config", "how"),
     [
         pytest.param("", "live shadow", id="shadow"),
-        pytest.param(STOP_AND_COPY, "stop-and-copy", id="copy"),
+        pytest.param(STOP_AND_COPY, "stop-and-copy", id="copy", marks=pytest.mark.thorough),
     ],
 )
 async def test_a_rank_moves_after_a_parameter_group_was_added(

@@ -48,7 +48,7 @@ async def lost_in_backward(run: Run) -> tuple[MigrationPlan, int]:
         ("forward", ()),
         thorough("forward", ("--leave-early",)),
         ("backward", ()),
-        ("before-vote", ()),
+        thorough("before-vote", ()),
         thorough("backward", ("--leave-early",)),
         thorough("in-vote", ()),
     ],

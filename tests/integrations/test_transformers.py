@@ -91,7 +91,8 @@ def test_it_trains_as_the_original_does(case: str, tmp_path: Path) -> None:
     assert ours == theirs
 
 
-@pytest.mark.parametrize("bf16", [False, thorough(True)], ids=["in float32", "in bfloat16"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("bf16", [False, True], ids=["in float32", "in bfloat16"])
 def test_an_evaluation_before_training_changes_no_number(bf16: bool, tmp_path: Path) -> None:
     """The ranks train together. In transformers each would train by itself from there on."""
     need("transformers")
