@@ -33,6 +33,23 @@ def test_a_function_runs_once_if_the_process_has_forked() -> None:
     assert outputs(begin + FORK) == ["ended"]
 
 
+def test_a_worker_that_was_forked_after_the_import_ends_in_order() -> None:
+    """As those of the campaign are. What was registered before runs last."""
+    script = """
+import atexit, os, threading
+atexit.register(lambda: print(*(t.name for t in threading.enumerate()), sep="\\n"))
+import tmd.trainer
+import torch.distributed as dist
+if os.fork() == 0:
+    tmd.trainer.join()
+    dist.init_process_group("tmd")
+else:
+    os.wait()
+    os._exit(0)
+"""
+    assert "tmd-listener" not in outputs(script)
+
+
 def test_a_fork_that_ends_leaves_the_connections_of_its_parent_alone() -> None:
     begin = """
 import tmd.trainer

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.fabric.circle import Circle, circle
 from tmd.fabric import Group
 from tmd.fabric.collectives.allreduce import SMALL
-from tmd.fabric.memory import writable
+from tmd.fabric.memory import has_memory, writable
 from tmd.fabric.objects import NONE, empty
 
 LARGE = SMALL // 4 + 2
@@ -94,6 +94,17 @@ def test_a_writable_tensor_shares_the_memory(dtype: torch.dtype, shape: tuple[in
     assert not found.is_inference()
     assert (found.shape, found.dtype) == (tensor.shape, dtype)
     assert torch.equal(tensor.to(torch.complex64), torch.ones(shape, dtype=torch.complex64))
+
+
+def test_a_writable_tensor_shares_the_storage() -> None:
+    """So that memory which the script frees is seen to be gone."""
+    with torch.inference_mode():
+        tensor = torch.zeros(8)[2:]
+    found = writable(tensor)
+    found[0] = 1.0
+    assert tensor[0] == 1.0
+    tensor.untyped_storage().resize_(0)
+    assert not has_memory(found)
 
 
 def test_a_writable_tensor_of_one_that_is_not_plain_is_a_copy() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from typing import Any
 
 import torch.distributed as dist
 
-from tmd.at_exit import at_exit
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.group import Group
@@ -24,6 +25,8 @@ class _Behind:
 
     installed: Fabric | None = None
     solo: Fabric | None = None
+    owner = 0
+    """The process that uses them. A fork of it inherits them, and must leave them alone."""
 
 
 def install(fabric: Fabric) -> None:
@@ -37,12 +40,14 @@ def install(fabric: Fabric) -> None:
         raise ValueError("enter a membership or the sandbox before installing the fabric")
     register()
     teach()
-    _Behind.installed = fabric
+    _Behind.installed, _Behind.owner = fabric, os.getpid()
     publish_environment(rank, size)
 
 
 def _leave() -> None:
     """Clean up at the end of the process if the script has not destroyed its groups."""
+    if _Behind.owner != os.getpid():
+        return
     orderly = not ends_by_error()
     for fabric in (_Behind.installed, _Behind.solo):
         if fabric is not None:
@@ -60,7 +65,7 @@ def register() -> None:
         keep_flight_recorder_off(NAME)
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         # Threads inside torch at interpreter exit would abort the process.
-        at_exit(_leave)
+        atexit.register(_leave)
 
 
 def _create(options: Any, backend_options: Any = None) -> Group:
@@ -69,6 +74,7 @@ def _create(options: Any, backend_options: Any = None) -> Group:
     if fabric is None:
         if not ranks:
             _Behind.solo = lone_fabric(options.store, options.group_rank, options.group_size)
+            _Behind.owner = os.getpid()
         fabric = _Behind.solo
     if fabric is None:
         raise RuntimeError("a tmd group was created without a default group of tmd")

@@ -207,6 +207,7 @@ class Identity(dist.ProcessGroup):
         self._runner.lane.close()
         self._runner.callbacks.close()
         self._mailbox.close()
-        if not self._runner.lane.busy:  # a descriptor must not be reused under an operation
+        # A descriptor must not be reused under an operation.
+        if not self._runner.lane.busy and self._mailbox.drain(0):
             for link in links:
                 link.close()

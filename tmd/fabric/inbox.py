@@ -11,8 +11,11 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import EpochView
 
 KEPT = 256 << 20
-"""Once this many bytes of messages are kept for which there is no receive, no more are read from a
-rank unless a receive waits for a message from it."""
+"""Once this many bytes of messages are kept for which there is no receive, no more are read unless
+a receive waits."""
+KEPT_WAITING = 4 * KEPT
+"""The same while a receive waits for a message of another rank, which may send it only once its own
+messages are read. Those of the awaited rank are always read."""
 
 ANY = -1
 
@@ -133,13 +136,13 @@ class Inbox:
     def make_room(self, source: int | None, seconds: float) -> bool:
         """Wait until another message of ``source`` may be read; ``False`` if it may not yet."""
 
-        def is_awaited() -> bool:
-            return any(each.source in (ANY, source) for each in self._receives)
+        def is_room() -> bool:
+            bound = KEPT_WAITING if self._receives else KEPT
+            awaited = any(each.source in (ANY, source) for each in self._receives)
+            return self._held < bound or awaited
 
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self._held < KEPT or is_awaited(), timeout=seconds
-            )
+            return self._changed.wait_for(is_room, timeout=seconds)
 
     def _pop_message(self, receive: PostedReceive) -> UnclaimedMessage | None:
         for message in self._messages:

@@ -8,6 +8,7 @@ them first, or others that are still behind would take it for lost.
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import threading
@@ -24,6 +25,9 @@ AGAIN_S = 0.05
 """How often a link is looked at whose peer has closed it, and which still has unread data."""
 IDLE_S = 1.0
 """How often the thread looks whether it is still needed."""
+
+
+_log = logging.getLogger("tmd.fabric")
 
 
 class WatchedEpoch(Protocol):
@@ -57,8 +61,9 @@ class LinkWatch:
         if not self.enabled or group != VOTE:
             return
         with self._changing, contextlib.suppress(OSError, ValueError):
+            self._epoll = self._epoll or self._started()
             if self._epoll is None:
-                self._epoll = self._started()
+                return
             # Not those that were closed here: their descriptors may be others by now.
             self._links = {fd: each for fd, each in self._links.items() if not each.severed}
             fd = link.sock.fileno()
@@ -77,18 +82,18 @@ class LinkWatch:
     def close(self) -> None:
         self._closed.set()
 
-    def _started(self) -> select.epoll:
-        """Start the thread. Raises RuntimeError if no thread can be had; the next link tries
-        again."""
+    def _started(self) -> select.epoll | None:
+        """Start the thread; ``None`` if no thread can be had, and the next link tries again."""
         epoll = select.epoll()
         try:
             run = threading.Thread(
                 target=self._run, args=(epoll,), name="tmd-link-watch", daemon=True
             )
             run.start()
-        except RuntimeError:
+        except RuntimeError as error:
             epoll.close()
-            raise
+            _log.warning("the end of a peer may be noticed late: %s", error)
+            return None
         return epoll
 
     def _run(self, epoll: select.epoll) -> None:

@@ -144,9 +144,12 @@ class Listener:
         self._forget(half_open)
         try:
             self._admit(outcome[0], half_open.sock, outcome[1])
-        except Exception as e:  # such as closed while being answered, or no thread to be had
+        except (OSError, RuntimeError) as e:  # closed while being answered, or no thread to be had
             half_open.sock.close()
             _log.warning("link of %s lost during the handshake: %s", outcome[0].worker, e)
+        except Exception:  # a bug here must not end the thread, without which no peer gets in
+            half_open.sock.close()
+            _log.exception("link of %s lost during the handshake", outcome[0].worker)
 
     def _expire(self) -> None:
         now = time.monotonic()

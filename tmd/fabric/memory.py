@@ -37,8 +37,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def writable(tensor: Tensor) -> Tensor:
     """A plain CPU tensor with the elements of ``tensor``, outside autograd. It can be written in
-    any autograd mode and by any thread. The caller keeps ``tensor`` alive during use: if that is
-    plain, both share their memory."""
+    any autograd mode and by any thread. If ``tensor`` is plain, both share their storage."""
     # `.data` leaves autograd and its version counters unchanged, as a C++ backend does.
     found = plain(tensor.data)
     if not found.is_inference():
@@ -47,10 +46,10 @@ def writable(tensor: Tensor) -> Tensor:
     with torch.inference_mode(False):
         if not is_plain(tensor.data):
             return plain(tensor.data)
-        if not found.numel():
-            return torch.empty(found.shape, dtype=found.dtype, device="cpu")
-        alias = torch.frombuffer(view(found), dtype=torch.uint8)
-        return alias.view(found.dtype).view(found.shape)
+        alias = torch.empty(0, dtype=found.dtype, device=found.device)
+        return alias.set_(
+            found.untyped_storage(), found.storage_offset(), found.size(), found.stride()
+        )
 
 
 def has_memory(tensor: Tensor) -> bool:

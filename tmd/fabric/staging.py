@@ -55,11 +55,14 @@ class HostCopies:
     ) -> None:
         if error is not None:
             return
+        pairs = zip(self._outputs, self._staged, strict=True)
+        copied = [(t, staged) for t, staged in pairs if staged.data_ptr() != t.data_ptr()]
+        if not copied:
+            return
         # A tensor that was made in inference mode can be written only there.
         with self.queued.aside(), torch.inference_mode():
-            for tensor, staged in zip(self._outputs, self._staged, strict=True):
-                if staged.data_ptr() != tensor.data_ptr():
-                    tensor.data.copy_(staged)
+            for tensor, staged in copied:
+                tensor.data.copy_(staged)
 
 
 def _host(tensor: Tensor) -> Tensor:
