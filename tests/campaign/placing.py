@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tmd.campaign import points
-from tmd.campaign.places import FOLDER, RELAY
+from tmd.campaign.environment import FOLDER, RELAY
 from tmd.fabric.dial import Caller
 from tmd.trainer.checkpoints import archive
 from tmd.trainer.checkpoints.saving import Saving

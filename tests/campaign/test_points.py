@@ -20,8 +20,8 @@ from tests.fabric.circle import circle
 from tests.trainer.scripts import Script
 from tests.trainer.tailing import pair
 from tmd.campaign import fault_actions, job, points
+from tmd.campaign.environment import ORDERS
 from tmd.campaign.faults import KINDS
-from tmd.campaign.places import ORDERS
 from tmd.campaign.points import ArmedFault, Injector
 from tmd.campaign.scenario import POINTS
 

@@ -206,7 +206,7 @@ async def test_a_worker_named_dead_is_killed_by_its_launcher(host, record):
         launcher = FakeLauncher(connection, "job", (ONE, "h1/job/1.a"))
         await launcher.hello()
         host.obey(failed(record(), ONE, TWO))
-        kill = await launcher.killed()
+        kill = await launcher.next_kill()
 
         assert kill.worker == ONE
         assert "silent" in kill.reason
@@ -217,11 +217,11 @@ async def test_a_late_launcher_is_asked_to_kill_only_live_workers(host, record):
     async with connected(host.path) as connection:
         launcher = FakeLauncher(connection, "job", (ONE,))
         await launcher.hello()
-        assert (await launcher.killed()).worker == ONE
+        assert (await launcher.next_kill()).worker == ONE
         await launcher.exited(ONE, -9)
         await FakeLauncher(connection, "job", (ONE, "h1/job/1.a")).hello()
 
-        assert (await launcher.killed()).worker == "h1/job/1.a"
+        assert (await launcher.next_kill()).worker == "h1/job/1.a"
 
 
 async def test_a_trainer_named_dead_is_ordered_to_leave(host, record):
@@ -326,7 +326,7 @@ async def test_a_worker_that_begins_to_exit_is_killed_without_a_record(host):
             await until(lambda: bool(host.roster.statuses), within_s=10)
             process.stdin.write(b"end\n")
 
-            assert (await launcher.killed()).worker == ONE
+            assert (await launcher.next_kill()).worker == ONE
         finally:
             process.kill()
             await process.wait()
@@ -339,7 +339,7 @@ async def test_a_worker_that_begins_to_exit_is_killed(host):
         host.roster.exited(Exit(ONE, "job", None, at=0.0))
         await launcher.hello()
 
-        assert (await launcher.killed()).worker == ONE
+        assert (await launcher.next_kill()).worker == ONE
 
 
 def open_files():
@@ -594,7 +594,7 @@ async def test_a_launcher_is_notified_once_of_an_unfit_standby_and_once_when_it_
         await trainer.hello()
         for verdicts in ((refusal,), (refusal,), ()):
             await trainer.say(activity=Activity.STANDBY, rehearsed=verdicts)
-        first, second = await launcher.noted(), await launcher.noted()
+        first, second = await launcher.next_notice(), await launcher.next_notice()
 
     assert first.text == "standby is unfit: it gets no rank: the model differs"
     assert (second.worker, second.text) == (ONE, "standby is fit again")

@@ -208,7 +208,7 @@ async def test_a_silent_trainer_is_replaced_and_killed_by_its_launcher(tmp_path,
 
         speaking = asyncio.create_task(speak())
         try:
-            kill = await launcher.killed()
+            kill = await launcher.next_kill()
         finally:
             speaking.cancel()
 

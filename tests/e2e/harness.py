@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from tmd.campaign.environment import ORDERS
 from tmd.campaign.forking import fork_server
-from tmd.campaign.places import ORDERS
 from tmd.core.planning.survival import LossOutlook, survival
 from tmd.core.values.model import (
     FINAL,

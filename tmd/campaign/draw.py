@@ -52,12 +52,12 @@ def drawn(
         scenario = dice.choice(scenarios)
         ranks = list(range(cluster.ranks))
         dice.shuffle(ranks)
-        found.append(_renamed(scenario, dict(enumerate(ranks)), f"{number}-{scenario.name}"))
+        found.append(_with_ranks(scenario, dict(enumerate(ranks)), f"{number}-{scenario.name}"))
     job = JobPart(steps=max(300, STEPS_PER_ROUND * rounds), pace_s=PACE_S)
     return Story(name=NAME, cluster=cluster, job=job, scenarios=tuple(found))
 
 
-def _renamed(scenario: Scenario, ranks: Mapping[int, int], name: str) -> Scenario:
+def _with_ranks(scenario: Scenario, ranks: Mapping[int, int], name: str) -> Scenario:
     expect = _moved(scenario.expect, ranks)
     voted = None if scenario.voted is None else _moved(scenario.voted, ranks)
     faults = tuple(_on(fault, ranks) for fault in scenario.faults)

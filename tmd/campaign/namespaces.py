@@ -62,7 +62,7 @@ class Namespaces:
             subprocess.run(["ip", "netns", "del", name], check=False)
         self._made.clear()
 
-    def place(self, host: str) -> str:
+    def file_of(self, host: str) -> str:
         """The file through which a process enters the network of ``host``."""
         return str(NETNS / self._name(host))
 

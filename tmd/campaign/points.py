@@ -21,7 +21,7 @@ from msgspec import structs
 
 import tmd.fabric
 from tmd.campaign import fault_actions
-from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
+from tmd.campaign.environment import FAULTS, FOLDER, ORDERS, RELAY
 from tmd.core.values.model import Member
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller

@@ -19,10 +19,10 @@ from msgspec import structs
 
 from tmd.campaign import faulty_detector
 from tmd.campaign.clocks import Clocks
+from tmd.campaign.environment import FOLDER, ORDERS, RELAY
 from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
 from tmd.campaign.other_release import OtherRelease
-from tmd.campaign.places import FOLDER, ORDERS, RELAY
 from tmd.campaign.relay import LinkConditions, Relay
 from tmd.campaign.scenario import FaultPart, JobPart, Network, ProcessKind, ServerKind, Story
 from tmd.campaign.servers import Private, WithSentinel
@@ -149,7 +149,7 @@ class CampaignStage:
         elif part.network is Network.NAMESPACES:
             self.networks = stack.enter_context(Namespaces(self.hosts))
             for host in self.hosts:
-                own[host][NETWORK] = self.networks.place(host)
+                own[host][NETWORK] = self.networks.file_of(host)
                 own[host]["TMD_HOST__ADVERTISE"] = self.networks.address(host)
         if part.clocks:
             self.clocks = Clocks(self.folder, self.hosts)

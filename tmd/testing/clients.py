@@ -100,14 +100,14 @@ class FakeLauncher:
     async def exited(self, worker: str, code: int | None) -> None:
         await self._connection.send(wire.Exited(Exit(worker, self._job, code, at=0.0)))
 
-    async def killed(self, timeout_s: float = 10.0) -> wire.Kill:
-        """The next message, an order to end a worker."""
+    async def next_kill(self, timeout_s: float = 10.0) -> wire.Kill:
+        """The next message, which must be an order to end a worker."""
         message = await self._next(timeout_s)
         assert isinstance(message, wire.Kill), message
         return message
 
-    async def noted(self, timeout_s: float = 10.0) -> wire.LauncherNotice:
-        """The next message, a notice for the log."""
+    async def next_notice(self, timeout_s: float = 10.0) -> wire.LauncherNotice:
+        """The next message, which must be a notice for the log."""
         message = await self._next(timeout_s)
         assert isinstance(message, wire.LauncherNotice), message
         return message

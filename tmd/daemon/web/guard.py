@@ -58,7 +58,7 @@ def refusal(
     return None
 
 
-def misnamed(host: str, names: frozenset[str]) -> RequestProblem | None:
+def wrong_host(host: str, names: frozenset[str]) -> RequestProblem | None:
     """Why a request to ``host`` is refused; ``names`` are this daemon's host names.
 
     A page that resolves its own name to this daemon sends that name (DNS rebinding). It cannot send

@@ -29,8 +29,8 @@ from tmd.daemon.web.page_ranks import ranks_of
 
 MOST_STANDBYS = 100
 """Standbys of a job that have a row; the job's outlook counts all."""
-MOST_MOVES = 16
-"""Moves of a plan that are listed."""
+MOST_LISTED = 16
+"""Moves of a plan, and values of other lists, that are shown."""
 BEHIND = 2
 """Steps that a rank lags behind before its row says so: ranks report one after the other."""
 
@@ -147,7 +147,7 @@ def rows_of(view: ClusterView, leader: str, cluster: str, host: str) -> Rows:
             paused=view.paused,
             breaker=view.breaker.reason if view.breaker.open else "",
             breaker_at=view.breaker.at if view.breaker.open else 0.0,
-            unread=view.unread[:MOST_MOVES],
+            unread=view.unread[:MOST_LISTED],
             unread_jobs=view.unread_jobs,
         )
     }
@@ -262,14 +262,14 @@ def _plan(job: str, plan: MigrationPlan, exits: Mapping[str, Exit]) -> PlanRow:
         id=plan.id,
         kind=plan.kind.value,
         phase=plan.phase.value,
-        moves=tuple(moves[:MOST_MOVES]),
-        more_moves=max(0, len(moves) - MOST_MOVES),
+        moves=tuple(moves[:MOST_LISTED]),
+        more_moves=max(0, len(moves) - MOST_LISTED),
         cause=plan.cause,
         reason=plan.reason,
         policy=plan.policy,
         outcome=plan.outcome,
         how=plan.how,
-        choice=plan.choice[:MOST_MOVES],
+        choice=plan.choice[:MOST_LISTED],
         rollback="" if plan.rollback is None else plan.rollback.sentence,
         detected_at=min((exits[w].at for w in plan.dead if w in exits), default=0.0),
         timeline=tuple((mark.phase.value, mark.at) for mark in plan.timeline),

@@ -15,7 +15,7 @@ from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.daemon.web import acting
 from tmd.daemon.web.assets import Assets
 from tmd.daemon.web.connections import ConnectionLimits, Connections
-from tmd.daemon.web.guard import RequestProblem, misnamed
+from tmd.daemon.web.guard import RequestProblem, wrong_host
 from tmd.daemon.web.parts import PARTS, Refused, WebParts, complaint
 from tmd.daemon.web.reading import events, healthz, metrics, readyz, state
 from tmd.daemon.web.stream import Streams
@@ -103,7 +103,7 @@ def _handlers(runner: web.AppRunner) -> web.Server:
 
 def application(parts: WebParts) -> web.Application:
     """All routes."""
-    middlewares = [_attended, _errors, _named, _places()]
+    middlewares = [_limit_time, _errors, _check_host_name, _limit_load()]
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
     app[PARTS] = parts
     streams, assets = Streams(parts), Assets()
@@ -125,7 +125,7 @@ def application(parts: WebParts) -> web.Application:
 
 
 @web.middleware
-async def _attended(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _limit_time(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Drop a client that sends its body or reads its answer too slowly."""
     with request.app[CONNECTIONS].answering(request.protocol):
         if request.path in STREAMS:
@@ -143,16 +143,16 @@ async def _attended(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 @web.middleware
-async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _check_host_name(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse foreign host names: another site's name may resolve to this daemon (DNS rebinding)."""
     if request.path != "/healthz":
-        problem = misnamed(request.headers.get(hdrs.HOST, ""), request.app[PARTS].names)
+        problem = wrong_host(request.headers.get(hdrs.HOST, ""), request.app[PARTS].names)
         if problem is not None:
             raise Refused(problem)
     return await handler(request)
 
 
-def _places() -> Middleware:
+def _limit_load() -> Middleware:
     """Bounds the requests other than probes, streams and the files of the page."""
     taken: Counter[bool] = Counter()
 
