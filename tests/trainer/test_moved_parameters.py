@@ -119,17 +119,6 @@ def test_what_code_after_the_block_changes_is_put_back(change: Change) -> None:
     assert job.undone
 
 
-def test_what_code_after_the_block_changes_for_the_first_time_ends_the_worker() -> None:
-    """A target network that is updated from some step on, and that very step breaks."""
-    job = Job()
-    for _ in range(6):
-        job.begin()
-        job.commit()
-    job.begin()
-    with pytest.raises(StateMismatch, match="weight changed after its block, as in no step before"):
-        job.breaks(lambda: in_place(job.other.weight))
-
-
 def test_an_averaged_model_of_torch_is_put_back() -> None:
     model = nn.Linear(3, 2)
     average = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))

@@ -129,7 +129,8 @@ def test_only_an_enabled_scaler_may_leave_the_optimizer_out(
     scaler = torch.amp.GradScaler("cpu", enabled=enabled)
     model = nn.Linear(2, 1)
     session.register(model=model, optimizer=SGD(model.parameters()), scaler=scaler)
-    next(iter(session.batches([torch.ones(4, 2)])))
+    loop = session.batches([torch.ones(4, 2)])
+    next(loop)
     refusal = pytest.raises(RuntimeError, match="no registered optimizer was called")
 
     with nullcontext() if enabled else refusal, session.step() as step:

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 from tests.trainer.standalone import Script, Voting
 from tests.twin.device import Twin
 from tmd.trainer import DataPlace, Session, StepResult
+from tmd.trainer.session.optimizers import OptimizerHooks, Stage
 from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.worker.join import _end_as_lost
 
@@ -354,7 +358,7 @@ def test_a_loop_that_was_left_may_be_kept_by_a_variable() -> None:
 def test_a_wrapper_that_is_no_optimizer_is_refused() -> None:
     session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
     inner = SGD(model.parameters())
-    with pytest.raises(TypeError, match="this is no optimizer of torch"):
+    with pytest.raises(TypeError, match=r"there is no torch\.optim\.Optimizer in it"):
         session.register(model=model, optimizer=ExponentialLR(inner, 0.5))
 
 
@@ -386,6 +390,29 @@ def test_gradients_that_are_summed_between_two_optimizers_are_refused(between: i
     else:
         both()
         assert script.hooks.seen == ["backward", "vote", "apply", "apply"] * 2
+
+
+def test_gradients_that_are_divided_among_ranks_are_summed_before_the_vote() -> None:
+    """As those of norms with ``SequenceParallel``. The optimizer would do it, after the vote."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Replicate()]))
+        weight.grad = DTensor.from_local(torch.full((3,), 2.0), mesh, [Partial()])
+        optimizer = SGD([weight], lr=1.0)
+        voted: list[object] = []
+        hooks = OptimizerHooks(
+            lambda: voted.append(weight.grad.placements),  # type: ignore[union-attr]
+            lambda _: None,
+            lambda: 0,
+            lambda: Stage.COMPUTING,
+        )
+        hooks.attach([optimizer], [optimizer], [])
+        optimizer.step()
+        assert voted == [(Replicate(),)]
+        assert torch.equal(weight.to_local(), torch.full((3,), -1.0))  # type: ignore[operator]
+    finally:
+        dist.destroy_process_group()
 
 
 class Sharpness(SGD):
@@ -424,9 +451,9 @@ def test_a_second_step_for_one_batch_is_refused(script: Script) -> None:
     for batch in script.session.batches([1.0]):
         with script.session.step():
             script.optimizers[0].step(script.closure(batch))
-        with pytest.raises(RuntimeError, match="has no batch of its own"):
+        with pytest.raises(RuntimeError, match="a second time for one batch"):
             script.session.begin()
-    with pytest.raises(RuntimeError, match="has no batch of its own"):
+    with pytest.raises(RuntimeError, match="or after the loop"):
         script.session.begin()
 
 
@@ -454,6 +481,14 @@ def test_an_optimizer_in_the_loop_and_outside_of_a_step_is_refused(script: Scrip
             optimizer.step(script.closure(batch))
     optimizer.step(script.closure(1.0))  # behind the loop it is the script's own affair
     assert script.weight == -2.0
+
+
+def test_an_optimizer_is_the_scripts_own_affair_after_a_break(script: Script) -> None:
+    """Also if no step was made of the last batch."""
+    for _ in script.session.batches([1.0, 2.0]):
+        break
+    script.optimizers[0].step(script.closure(1.0))
+    assert script.weight == -1.0
 
 
 def once() -> Iterator[float]:

@@ -105,20 +105,25 @@ class Checkpoints:
         """``step`` begins; the state must not change before :meth:`settle`."""
         again = self._at in ((step, rank), (step, None))
         self._at = step, rank
-        first = position.index == 0 or position.over
+        first = (position.index == 0 or position.over) and not self._order.at_end
         if not again and step > 0 and is_due(step, self._order.every, first=first):
             self._stage(step, position, rank, seed)
 
-    def at_end(self, step: int, position: Position, rank: int, seed: int) -> None:
-        """A ``batches()`` call ends. If that is due, return once this rank's part is written:
-        perhaps nothing comes after it, and the process ends."""
-        if not self._order.at_end or self._at == (step, rank):
+    def at_end(
+        self, step: int, position: Position, rank: int, seed: int, broken: Callable[[], bool]
+    ) -> None:
+        """A ``batches()`` call is about to end, before the vote on that. If it is due, return once
+        this rank's part is written, since the process may end next; or once ``broken``, and then
+        this is called again."""
+        if not self._order.at_end:
+            return
+        self._await_writing(LAST_S, broken)
+        if self._at == (step, rank) or broken():
             return
         self._at = step, rank
-        self._await_writing(LAST_S)
         self._stage(step, position, rank, seed)
         self.settle()
-        self._await_writing(LAST_S)
+        self._await_writing(LAST_S, broken)
 
     def _stage(self, step: int, position: Position, rank: int, seed: int) -> None:
         if self._thread is not None and self._thread.is_alive() and not self._attempt.waits:
@@ -151,18 +156,18 @@ class Checkpoints:
         """Wait for the thread, since none may be inside torch when the process ends."""
         self.settle()
         if self._thread is not None:
-            self._await_writing(WRITING_S)
+            self._await_writing(WRITING_S, lambda: False)
             self._thread.join(self._ending_s)
             self._attempt.over.set()
             for thread in (self._thread, self._former):
                 if thread is not None:
                     thread.join(self._ending_s)
 
-    def _await_writing(self, seconds: float) -> None:
+    def _await_writing(self, seconds: float, stop: Callable[[], bool]) -> None:
         """Wait until the thread only waits for others, or has ended."""
         thread, deadline = self._thread, time.monotonic() + seconds
         while thread is not None and thread.is_alive() and not self._attempt.waits:
-            if time.monotonic() > deadline:
+            if stop() or time.monotonic() > deadline:
                 return
             thread.join(LOOK_S)
 

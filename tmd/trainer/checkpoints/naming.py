@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tmd.core.values.errors import StateMismatch
 from tmd.torch_private.modules import saved_beside_params
+from tmd.trainer.state.dtensors import is_spread
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.units import Units
@@ -80,11 +81,11 @@ class Names:
         for key, value in self.kept(number).items():
             if not isinstance(value, Tensor):
                 continue
-            unlike = value.shape != param.shape if _is_spread(value) else value.dim() > 0
-            if _is_spread(param) and unlike:
+            unlike = value.shape != param.shape if is_spread(value) else value.dim() > 0
+            if is_spread(param) and unlike:
                 raise StateMismatch(f"{dotted(state)}.{key} is distributed unlike its parameter")
             # A step counter is equal in all parts of a parameter.
-            if keeper == rank or not _is_spread(param) or _is_spread(value):
+            if keeper == rank or not is_spread(param) or is_spread(value):
                 found[*prefix(keeper), *state, key] = value
         return found
 
@@ -165,7 +166,7 @@ class Names:
     def _keeper(self, number: int, rank: int) -> int:
         """The first rank that holds a part of the same tensor as ``rank``."""
         param: Any = self.units.params[number]
-        if not _is_spread(param):
+        if not is_spread(param):
             return self._first.get(rank, rank)
         mesh = param.device_mesh
         if id(mesh) not in self._keepers:
@@ -205,7 +206,3 @@ def plain(fqn: str) -> str:
     for wrapper in WRAPPERS:
         fqn = fqn.replace(wrapper, "")
     return fqn
-
-
-def _is_spread(tensor: Tensor) -> bool:
-    return hasattr(tensor, "placements")

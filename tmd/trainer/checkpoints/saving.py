@@ -52,7 +52,7 @@ class Saving:
         self._named: Callable[[], Names] = lambda: Names(registry, alike())
         self.checkpoints = Checkpoints(order, self._named, size, tell, verdict)
         at_exit(self.checkpoints.close)
-        at_exit(self._look_for_unused)
+        at_exit(self._report_unloaded)
         self._before: CheckpointReader | None = None
         """The checkpoint to resume from, until it is restored."""
         self._place: Placing
@@ -78,14 +78,18 @@ class Saving:
             found = "no checkpoint" if self._before is None else str(self._before.path)
             log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
             if self._before is not None and (call := self._before.seal.position.call):
-                log.warning("it will be loaded in call %d of session.batches()", call)
+                log.warning(
+                    "%s will be loaded in loop %d over session.batches(), counted from 0: earlier "
+                    "ones give no batches",
+                    *(self._before.path, call),
+                )
 
-    def _look_for_unused(self) -> None:
+    def _report_unloaded(self) -> None:
         """The process ends: warn if the checkpoint was not restored."""
         if self._before is not None and not ends_by_error():
             log.error(
-                "%s was never loaded: it belongs to call %d of session.batches(), counted from 0, "
-                "which this script has not made. What it has computed, printed and saved comes "
+                "%s was never loaded: it belongs to loop %d over session.batches(), counted from "
+                "0, and the script has ended before. What it has computed, printed and saved comes "
                 "from a model as at a fresh start",
                 *(self._before.path, self._before.seal.position.call),
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmd.trainer.session.repeatable import Repeatables
 from tmd.trainer.session.step_cycle import StepCycle
-from tmd.trainer.state.data import Feed, Position
+from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.placing import DataPlace, Loader, refuse_one_shot, undivided
 from tmd.trainer.state.seeds import seed_all
@@ -49,15 +49,11 @@ class BatchLoop:
         feed = Feed(loader, self.calls, self._base, self._place)
         if not self._enter(feed, local):
             return
-        if feed.closed and not feed.due:  # the checkpoint was taken at the end of this call
-            feed.ended = True
-            return self.repeatables.ready()
         while self._stays(feed):
             try:
                 drawn = self._drawn(feed, accumulate, partial=partial)
             except StopIteration:
-                # The end of the call counts as a step.
-                self._save_end(feed, self._hooks.status.step + 1)
+                self._save_end(feed)
                 if self._hooks.close_feed(feed, local):
                     feed.ended = True
                     self.repeatables.ready()
@@ -191,17 +187,21 @@ class BatchLoop:
 
     def _broken_off(self, feed: Feed) -> None:
         """The script has left the loop by ``break``, on all ranks after the same step."""
-        if not self._cycle.spoilt and not feed.drawn:
-            self._save_end(feed, self._hooks.status.step)
-            feed.close()
-            self.repeatables.ready()
-
-    def _save_end(self, feed: Feed, step: int) -> None:
-        """If the script asks for it, take a checkpoint of the end of the call, as ``step``."""
-        if self.saving is None or self._hooks.shadowing or self._hooks.idle:
+        if self._cycle.spoilt:
             return
-        position = Position(feed.call, feed.position.index, over=True)
-        self.saving.checkpoints.at_end(step, position, self._hooks.rank, self._base())
+        if feed.drawn:
+            feed.rewind()  # no step was made of what it got last
+            return
+        feed.close()
+        self.repeatables.ready()
+
+    def _save_end(self, feed: Feed) -> None:
+        """If the script asks for it, take a checkpoint of the end of the call."""
+        hooks = self._hooks
+        if self.saving is None or hooks.shadowing or hooks.idle or hooks.finishing:
+            return
+        place = (hooks.status.step, feed.end, hooks.rank, self._base())
+        self.saving.checkpoints.at_end(*place, lambda: hooks.health.known_broken)
 
     def _boundary(self) -> bool:
         """Between two steps. Returns false if the present call has to end."""

@@ -15,6 +15,7 @@ from tmd.fabric.device import Queued
 from tmd.fabric.untraced import untraced
 from tmd.torch_private.optimizers import call_after_scaled_step
 from tmd.trainer.state.buffers import version
+from tmd.trainer.state.dtensors import is_spread
 from tmd.trainer.state.optimizer_state import params_of
 
 log = logging.getLogger("tmd.trainer")
@@ -25,8 +26,8 @@ class Stage(Enum):
 
     OUTSIDE = auto()
     """None has begun."""
-    LEFT_OUT = auto()
-    """None has begun for the batch that the script has got."""
+    AWAITS_STEP = auto()
+    """The script has got a batch, and has not begun its step."""
     COMPUTING = auto()
     VOTED = auto()
 
@@ -56,6 +57,8 @@ class OptimizerHooks:
         a class may call that of its base, which has hooks, too."""
         self._applied: list[Queued] = []
         """What the optimizers of this step have queued on a device."""
+        self._spread: set[int] = set()
+        """Optimizers of distributed parameters, by identity."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
         self._running: Counter[str] = Counter()
@@ -73,7 +76,10 @@ class OptimizerHooks:
         script does after that, such as an update of averaged weights, which cannot be undone.
         """
         self._seen.clear()
+        self._spread.clear()
         for each in optimizers:
+            if any(map(is_spread, params_of(each))):
+                self._spread.add(id(each))
             each.register_step_pre_hook(self._before)
             each.register_step_post_hook(self._ended)
         for each in faces:
@@ -113,7 +119,7 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         changed, name = None, type(optimizer).__name__
-        if self._stage() is Stage.LEFT_OUT:
+        if self._stage() is Stage.AWAITS_STEP:
             raise RuntimeError(
                 f"{name} runs in the loop over session.batches(), but outside of session.step(): "
                 "after a loss or a move its update would be missing, or made twice. Compute the "
@@ -124,7 +130,7 @@ class OptimizerHooks:
         if closure is not None:
             # Its backward pass sums gradients, and the vote must come after that.
             with torch.enable_grad():
-                evaluated = _Evaluated(optimizer, closure())
+                evaluated = EvaluatedClosure(optimizer, closure())
             if len(args) > 1:
                 changed = (args[0], evaluated, *args[2:]), kwargs
             else:
@@ -141,6 +147,8 @@ class OptimizerHooks:
         if in_step and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             _warn_without_gradients(optimizer)
+        if id(optimizer) in self._spread:
+            _reduce_gradients(optimizer)
         self._vote()
         self._applying(optimizer)
         self._running[name] += not later
@@ -155,9 +163,9 @@ class OptimizerHooks:
         name = type(optimizer).__name__
         if self._began_at.pop() != self._calls() and self._stage() is Stage.VOTED:
             raise RuntimeError(
-                f"{name}.step() calls collectives, which come after the vote of the step: if a "
-                "rank is lost in them, the others update their weights with garbage. Use an "
-                "optimizer that updates each parameter from what this rank has, or "
+                f"{name}.step() calls collectives. They are allowed only before the optimizer: a "
+                "rank that is lost in them would corrupt the weights of the others, which have "
+                "voted for the step. Use an optimizer without communication, or "
                 "ZeroRedundancyOptimizer, whose parameters are sent once more after a loss"
             )
         self._running[name] -= 1
@@ -168,7 +176,7 @@ class OptimizerHooks:
         self._applied.append(device.current().queued(params_of(optimizer)))
 
 
-class _Evaluated:
+class EvaluatedClosure:
     """What an optimizer gets in place of its closure, which has run before the vote."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, loss: Any) -> None:
@@ -199,15 +207,25 @@ def refuse_unusable(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """
     if not optimizers:
         raise TypeError(
-            "register(optimizer=...): this is no optimizer of torch, whose call would bring the "
-            "vote: register the torch.optim.Optimizer inside it, and what else it keeps as an "
-            "object of its own"
+            "register(optimizer=...): there is no torch.optim.Optimizer in it. All ranks vote when "
+            "one is called: register the one inside your object, and its other state by a name "
+            "of its own"
         )
     if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
         raise TypeError(
             "register(optimizer=...): LBFGS evaluates its closure several times in one step, so "
             "gradients are summed after the vote; use a first-order optimizer"
         )
+
+
+def _reduce_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Sum gradients that are still divided among ranks, as with ``SequenceParallel``. Otherwise the
+    optimizer would do so, after the vote."""
+    params: Iterable[Any] = filter(is_spread, params_of(optimizer))
+    with torch.no_grad():
+        for param in params:
+            if is_spread(param.grad) and param.grad.placements != param.placements:
+                param.grad = param.grad.redistribute(placements=param.placements)
 
 
 def _warn_without_gradients(optimizer: torch.optim.Optimizer) -> None:

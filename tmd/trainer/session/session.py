@@ -252,8 +252,8 @@ class Session:
             every: number of steps between checkpoints.
             keep: number of complete checkpoints to keep.
             resume: false to start from scratch; ``path`` must then hold no checkpoint.
-            at_end: whether to write one at the end of each ``batches`` call, too. A job that
-                resumes from it gets no batch of that call.
+            at_end: whether to write one when the loader of a ``batches`` call has no more batches,
+                too. After a ``break`` there is none.
 
         Raises:
             ValueError: ``every`` or ``keep`` is below one, or an object is registered as ``rank0``.

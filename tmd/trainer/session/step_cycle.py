@@ -72,7 +72,7 @@ class StepCycle:
     def _stage(self) -> Stage:
         if not self._open:
             waits = self.feed is not None and self.feed.drawn and not self.spoilt
-            return Stage.LEFT_OUT if waits else Stage.OUTSIDE
+            return Stage.AWAITS_STEP if waits else Stage.OUTSIDE
         return Stage.COMPUTING if self.outcome is None else Stage.VOTED
 
     def watch(self, registry: Registry, local: LocalState) -> None:
@@ -89,10 +89,9 @@ class StepCycle:
         self.check_ended()
         if trains and not self.spoilt and self.feed is not None and not self.feed.drawn:
             raise RuntimeError(
-                "a step of session.step() has no batch of its own, so that it would be left out "
-                "after a loss: make one step for each batch, inside the loop over "
-                "session.batches(), and call all optimizers in it; or give the second one a batch "
-                "of its own"
+                "session.step() was called a second time for one batch, or after the loop. If a "
+                "rank is lost, only the first step of a batch is repeated: call all optimizers in "
+                "one step, or give each a batch of its own"
             )
         self.outcome, self._open, self._trains = None, True, trains
         self._loss, self._skips_update, self._raised = None, False, False

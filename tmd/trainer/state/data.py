@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
 from torch.utils.data import Sampler
 
 from tmd.core.values.errors import StateMismatch
@@ -41,6 +41,8 @@ class Position(Struct, frozen=True):
     """Name of the repeatable function that runs before this batch; empty for none."""
     over: bool = False
     """The call has ended on all ranks, and only ``due`` is left of it."""
+    ended: bool = False
+    """The loader had no batches left for a step. It may have had fewer than ``index`` on a rank."""
 
 
 class Course:
@@ -159,6 +161,11 @@ class Feed:
         return Position(self.call, self._committed, self.due, self._closed)
 
     @property
+    def end(self) -> Position:
+        """The same position, of which it is known that the loader has no more batches."""
+        return structs.replace(self.position, ended=True)
+
+    @property
     def drawn(self) -> bool:
         """Whether batches were given out that belong to no committed step."""
         return self._replay > 0
@@ -272,7 +279,7 @@ class Feed:
         """Go to ``position`` as the rank held now, and forget the batches drawn before."""
         self._go_to(position)
         if not position.over and not self._jump(position.index):
-            self._open(position.index)
+            self._open(position.index, ended=position.ended)
 
     def _go_to(self, position: Position) -> None:
         self._kept.clear()
@@ -300,7 +307,7 @@ class Feed:
             return False
         return True
 
-    def _open(self, index: int) -> None:
+    def _open(self, index: int, *, ended: bool = False) -> None:
         # The order of a shuffled epoch must depend on the epoch, not on the moment a worker begins.
         # Some loaders draw the order when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
@@ -311,11 +318,8 @@ class Feed:
         seed_own_generators(loader, self.call)
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
-        if steps is not None and getattr(loader, "batch_size", None) != steps.batch_size:
-            raise ValueError(
-                f"session.sampler(batch_size={steps.batch_size}) is in a DataLoader with "
-                f"batch_size={loader.batch_size}: give both the same"  # type: ignore[attr-defined]
-            )
+        if steps is not None:
+            _check_size(loader, steps.batch_size)
         skip = index if steps is None else 0
         if steps is None:
             self._source = None
@@ -335,18 +339,20 @@ class Feed:
             self._course = steps.latest
         # A worker that starts in the middle seeds its first batch as any other one.
         self._drawn, self._taken = skip < index, 0
-        self._drop(range(skip))
+        self._drop(range(skip), ended=ended)
 
-    def _drop(self, numbers: range) -> None:
+    def _drop(self, numbers: range, *, ended: bool = False) -> None:
         """Draw the batches ``numbers`` for nothing.
 
         Raises:
-            StateMismatch: there are fewer.
+            StateMismatch: there are fewer, and these are not the last ones.
         """
         for number in numbers:
             try:
                 self._draw(number)
             except StopIteration:
+                if ended:
+                    return
                 raise StateMismatch(
                     f"this rank is at batch {numbers.stop} of call {self.call} of "
                     f"session.batches(), but its loader gives only {number}: use the data, the "
@@ -376,6 +382,16 @@ def _epoch_of(loader: Any) -> int | None:
     """The epoch of a loader that counts its iterations, as Accelerate's do, and shuffles by it."""
     epoch = getattr(loader, "iteration", None)
     return epoch if isinstance(epoch, int) and hasattr(loader, "set_epoch") else None
+
+
+def _check_size(loader: Any, size: int) -> None:
+    """Raises ValueError: batches of another size would begin at other samples after a seek."""
+    own = getattr(loader, "batch_size", size)  # a wrapper may have none
+    if (1 if own is None else own) != size:
+        raise ValueError(
+            f"session.sampler(batch_size={size}) is in a DataLoader with batch_size={own}: give "
+            "both the same"
+        )
 
 
 def _seed_of(base: Callable[[], int], call: int, index: int) -> int:

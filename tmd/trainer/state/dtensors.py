@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def is_spread(tensor: object) -> bool:
+    """Whether ``tensor`` is distributed over ranks."""
+    return hasattr(tensor, "placements")
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds, detached; it shares the memory."""
     held: Any = tensor

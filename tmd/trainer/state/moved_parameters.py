@@ -77,8 +77,6 @@ class MovedParameters:
         self._steps = 0
         self._kept: list[ParameterMark] = []
         self._voted: list[ParameterMark] | None = None
-        self._aside: list[ParameterMark] | None = None
-        """As a broken step has left them."""
         self._copies: dict[int, Tensor] = {}
         self._lost = ""
         """Name of a parameter that has moved in a broken step and has no copy."""
@@ -116,8 +114,7 @@ class MovedParameters:
 
     def set_aside(self) -> None:
         """The step ends without an update: copy what the code after its block may change."""
-        self._aside = self._marks()
-        moved = _moved(self._kept, self._aside) - self._copies.keys()
+        moved = _moved(self._kept, self._marks()) - self._copies.keys()
         if moved:
             self._lost = self._all[min(moved)].name
         for number in self._after_vote - self._copies.keys() - moved:
@@ -126,7 +123,7 @@ class MovedParameters:
 
     def placed(self) -> None:
         """Another state was put in place since the last vote."""
-        self._voted = self._aside = None
+        self._voted = None
 
     def put_back(self) -> None:
         """Restore the values from the beginning of the step.
@@ -134,28 +131,18 @@ class MovedParameters:
         Raises:
             StateMismatch: a parameter has changed of which there is no copy.
         """
-        where = "in it before its optimizer ran"
-        if not self._lost and (late := self._changed_late()):
-            self._lost, where = late, "after its block"
         if self._lost:
             name, self._lost = self._lost, ""
             raise StateMismatch(
-                f"the step cannot be repeated: {name} changed {where}, as in no step before, so "
-                "that there is no copy of its values; this worker ends, since it could only go on "
-                "with other numbers"
+                f"the step cannot be repeated: {name} changed in it before its optimizer ran, as "
+                "in no step before, so that there is no copy of its values; this worker ends, "
+                "since it could only go on with other numbers"
             )
         for number, saved in self._copies.items():
             own = local_part(self._all[number].param)
             before = saved.to(own.device)
             if not torch.equal(own, before):
                 own.data.copy_(before)
-
-    def _changed_late(self) -> str:
-        """Name of a loose parameter without a copy that code after the block has changed."""
-        before, self._aside = self._aside, None
-        moved = set() if before is None else _moved(before, self._marks())
-        late = [n for n in sorted(moved - self._copies.keys()) if self._all[n].loose]
-        return self._all[late[0]].name if late else ""
 
     def _marks(self) -> list[ParameterMark]:
         sampled = self._steps <= SAMPLED_STEPS

@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch.distributed as dist
@@ -180,11 +181,12 @@ def refuse_one_shot(loader: Loader) -> None:
     """Raises ValueError: ``loader`` gives its batches only once."""
     kind = type(loader)
     passes = isinstance(loader, Iterator) and kind.__module__ in ("builtins", "itertools")
-    if passes or is_iteration(loader):
+    if (passes and kind is not repeat) or is_iteration(loader):
         raise ValueError(
             f"session.batches(): a {kind.__name__} gives its batches only once, but a worker that "
-            "takes a rank, and one that goes back, begin anew: pass what it iterates over, or a "
-            "function that makes it, as in session.batches(lambda place: zip(one, other))"
+            "takes a rank, and one that goes back, start from the beginning: pass the list or "
+            "loader itself, or a function that makes the iterator, as in "
+            "session.batches(lambda place: zip(one, other))"
         )
 
 

@@ -30,7 +30,12 @@ from tmd.trainer.state.layout import (
 )
 from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.pending import Pending
-from tmd.trainer.state.unwrapping import expanded, refuse_hidden, refuse_hidden_state, unwrapped
+from tmd.trainer.state.unwrapping import (
+    expanded,
+    refuse_hidden,
+    refuse_hidden_in_optimizer,
+    unwrapped,
+)
 
 LOOSE = "loose parameters"
 """Name for parameters of no registered object; no keyword can equal it."""
@@ -97,7 +102,7 @@ class Registry:
                 self._objects[name], self._wholes[name] = local(value), value
             elif isinstance(value, Stateful):
                 if isinstance(value, torch.optim.Optimizer):
-                    refuse_hidden_state(name, value)
+                    refuse_hidden_in_optimizer(name, value)
                 self._objects[name] = value
             else:
                 raise TypeError(

@@ -143,7 +143,7 @@ def refuse_hidden(name: str, module: nn.Module) -> None:
             )
 
 
-def refuse_hidden_state(name: str, optimizer: torch.optim.Optimizer) -> None:
+def refuse_hidden_in_optimizer(name: str, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that keeps more than the state and the groups that all have.
 
     Raises:
@@ -155,15 +155,15 @@ def refuse_hidden_state(name: str, optimizer: torch.optim.Optimizer) -> None:
             continue
         if not params.isdisjoint(map(id, params_of(inner))):
             raise TypeError(
-                f"register({name}=...): {kind} has an optimizer of its own for the same "
-                f"parameters ({attribute}), whose state would stay behind: register that one, and "
-                f"what else {kind} keeps as an object of its own"
+                f"register({name}=...): {kind} wraps another optimizer ({attribute}), whose state "
+                f"would stay behind: register that one, and put what else {kind} keeps into a "
+                "registered object"
             )
     if more := sorted(optimizer.state_dict().keys() - {"state", "param_groups"}):
         raise TypeError(
             f"register({name}=...): {kind}.state_dict() has {', '.join(map(str, more))} besides "
-            "'state' and 'param_groups', which would stay behind: keep it there, or register it "
-            "as an object of its own"
+            "'state' and 'param_groups', which would stay behind: keep it there, put it into a "
+            "registered object, or leave it out in a subclass"
         )
 
 
@@ -182,7 +182,7 @@ class Counter:
     @value.setter
     def value(self, value: Any) -> None:
         """Raises TypeError: it cannot be sent to another worker."""
-        if type(value).__module__ == "numpy" and not isinstance(value, float):
+        if type(value).__module__ == "numpy" and not isinstance(value, float | str):
             raise TypeError(
                 f"session.counter(): {type(value).__name__} of numpy cannot be sent to another "
                 "worker: assign float(...), int(...) or a tensor"
