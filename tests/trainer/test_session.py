@@ -397,12 +397,12 @@ def test_gradients_that_are_divided_among_ranks_are_summed_before_the_vote() -> 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        weight = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Replicate()]))
+        weight: Any = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Replicate()]))
         weight.grad = DTensor.from_local(torch.full((3,), 2.0), mesh, [Partial()])
         optimizer = SGD([weight], lr=1.0)
         voted: list[object] = []
         hooks = OptimizerHooks(
-            lambda: voted.append(weight.grad.placements),  # type: ignore[union-attr]
+            lambda: voted.append(weight.grad.placements),
             lambda _: None,
             lambda: 0,
             lambda: Stage.COMPUTING,
@@ -410,7 +410,7 @@ def test_gradients_that_are_divided_among_ranks_are_summed_before_the_vote() -> 
         hooks.attach([optimizer], [optimizer], [])
         optimizer.step()
         assert voted == [(Replicate(),)]
-        assert torch.equal(weight.to_local(), torch.full((3,), -1.0))  # type: ignore[operator]
+        assert torch.equal(weight.to_local(), torch.full((3,), -1.0))
     finally:
         dist.destroy_process_group()
 
