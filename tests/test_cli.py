@@ -1055,11 +1055,12 @@ def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tm
     run = runner(load(path))
 
     async def fill(s, *hosts, drained=True):
+        # The verb looks all the while. The job comes last: without its record it waits.
+        if drained:
+            await s.drain(DrainRequest("h1", "d1", by="ann"))
         for host in ("h1", "h2", "h3"):
             await s.put_host(HostStatus(host, "i", at=time.time()), ttl_s=60, wake=False)
         await s.put_job(record(*hosts), expected=0)
-        if drained:
-            await s.drain(DrainRequest("h1", "d1", by="ann"))
 
     with embedded.redis(tmp_path / "redis", binary=redis_binary):
         run(lambda s: fill(s, "h1", "h2"))

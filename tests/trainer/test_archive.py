@@ -440,6 +440,22 @@ def test_a_changed_seal_is_noticed(tmp_path: Path) -> None:
     assert archive.flaw(tmp_path, STEP) == "tmd.json differs from what was written"
 
 
+@pytest.mark.parametrize("change", ["more", "fewer"])
+def test_a_seal_of_another_release_is_whole(change: str, tmp_path: Path) -> None:
+    """It may have fields that this one does not know, or lack some with a default."""
+    written(tmp_path, Two(1).only("model", "ema", "optimizer"))
+    file = tmp_path / name_of(STEP) / archive.SEAL
+    seal = json.decode(file.read_bytes())
+    if change == "more":
+        seal["position"]["later"] = True
+    else:
+        del seal["position"]["exhausted"]
+    seal["digest"] = archive._digest_of(json.encode(seal))
+    file.write_bytes(json.encode(seal))
+
+    assert archive.flaw(tmp_path, STEP) == ""
+
+
 def test_a_seal_without_a_digest_is_of_an_earlier_version(tmp_path: Path) -> None:
     written(tmp_path, Two(1).only("model", "ema", "optimizer"))
     file = tmp_path / name_of(STEP) / archive.SEAL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 
@@ -36,11 +37,13 @@ def checkpoints(
     size: int = 1,
     verdict: StateVerdict = lambda: "",
     ending_s: float = PATIENCE_S,
+    *,
+    at_end: bool = False,
 ) -> Checkpoints:
     model = nn.Linear(2, 1)
     registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
     names = Names(registry, all_different(size))
-    order = CheckpointSchedule(folder, EVERY, 2)
+    order = CheckpointSchedule(folder, EVERY, 2, at_end)
     return Checkpoints(
         order,
         lambda: names,
@@ -71,6 +74,38 @@ def test_a_hook_of_a_state_dict_is_not_called() -> None:
 def due(of: Checkpoints, step: int, rank: int = 0) -> None:
     of.at_boundary(step, Position(0, step), rank, seed=1)
     of.settle()
+
+
+def test_the_wait_for_a_last_part_ends_with_a_loss_and_goes_on_after_the_repair(
+    tmp_path: Path, reports: Reports
+) -> None:
+    """The survivors must reach their vote. The part is not copied a second time."""
+    known, lost = threading.Event(), threading.Event()
+    of = checkpoints(tmp_path, reports, verdict=once(known), at_end=True)
+    looked = threading.Event()
+
+    def broken() -> bool:
+        looked.set()
+        return lost.is_set()
+
+    def end() -> None:
+        of.at_end(7, Position(0, 7, exhausted=True), 0, 1, broken)
+
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(end)
+        assert looked.wait(PATIENCE_S)
+        lost.set()
+        waiting.result(PATIENCE_S)
+        assert reports.empty()
+        lost.clear()
+        looked.clear()
+        waiting = threads.submit(end)
+        assert looked.wait(PATIENCE_S)
+        known.set()
+        waiting.result(PATIENCE_S)
+    over()
+    assert next_report(reports) == (7, None)
+    assert reports.empty()
 
 
 def over() -> None:

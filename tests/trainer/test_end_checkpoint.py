@@ -112,7 +112,7 @@ def test_a_checkpoint_that_was_never_loaded_is_reported(
         assert saving is not None
         again.epoch()
         assert again.skipped == [True]
-        assert "will be loaded in loop 1" in caplog.text
+        assert "is loaded only in loop 1" in caplog.text
         saving._report_unloaded()
         assert "was never loaded: it belongs to loop 1" in caplog.text
         caplog.clear()

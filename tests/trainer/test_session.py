@@ -23,6 +23,8 @@ from tests.twin.device import Twin
 from tmd.trainer import DataPlace, Session, StepResult
 from tmd.trainer.session.optimizers import OptimizerHooks, Stage
 from tmd.trainer.session.standalone import StandaloneHooks
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
 from tmd.trainer.worker.join import _end_as_lost
 
 
@@ -397,20 +399,25 @@ def test_gradients_that_are_divided_among_ranks_are_summed_before_the_vote() -> 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        weight: Any = nn.Parameter(DTensor.from_local(torch.ones(3), mesh, [Replicate()]))
-        weight.grad = DTensor.from_local(torch.full((3,), 2.0), mesh, [Partial()])
-        optimizer = SGD([weight], lr=1.0)
+        ones = DTensor.from_local(torch.ones(3), mesh, [Replicate()])
+        weights: list[Any] = [nn.Parameter(ones.clone()) for _ in range(2)]
+        for weight in weights:
+            weight.grad = DTensor.from_local(torch.full((3,), 2.0), mesh, [Partial()])
+        optimizers = [SGD([weight], lr=1.0) for weight in weights]
         voted: list[object] = []
-        hooks = OptimizerHooks(
-            lambda: voted.append(weight.grad.placements),
-            lambda _: None,
-            lambda: 0,
-            lambda: Stage.COMPUTING,
-        )
-        hooks.attach([optimizer], [optimizer], [])
-        optimizer.step()
-        assert voted == [(Replicate(),)]
-        assert torch.equal(weight.to_local(), torch.full((3,), -1.0))
+
+        def vote() -> None:
+            if not voted:
+                voted.extend(weight.grad.placements for weight in weights)
+
+        stage = lambda: Stage.VOTED if voted else Stage.COMPUTING  # noqa: E731
+        hooks = OptimizerHooks(vote, lambda _: None, lambda: 0, stage)
+        hooks.attach(optimizers, optimizers, [])
+        for optimizer in optimizers:
+            optimizer.step()
+        assert voted == [(Replicate(),)] * 2
+        for weight in weights:
+            assert torch.equal(weight.to_local(), torch.full((3,), -1.0))
     finally:
         dist.destroy_process_group()
 
@@ -489,6 +496,41 @@ def test_an_optimizer_is_the_scripts_own_affair_after_a_break(script: Script) ->
         break
     script.optimizers[0].step(script.closure(1.0))
     assert script.weight == -1.0
+
+
+class Tailed(Voting):
+    """The loader of a standby is too short for what it has to compute. Then it follows a rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tails: list[Optimizer] = []
+        self.closed = 0
+
+    def close_feed(self, feed: Feed, local: LocalState) -> bool:
+        self.closed += 1
+        return self.closed > 1 and super().close_feed(feed, local)
+
+    def boundary(self) -> bool:
+        if self.closed == 1:
+            for optimizer in self.tails:
+                optimizer.step()
+        return super().boundary()
+
+
+def test_a_standby_follows_a_rank_after_a_rest_of_batches() -> None:
+    """The rest is too little for a step."""
+    hooks = Tailed()
+    session, model = Session(hooks), nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    session.register(model=model, optimizer=optimizer)
+    for batches in session.batches([torch.ones(1)] * 3, accumulate=2):
+        with session.step():
+            for batch in batches:
+                model(batch).sum().backward()
+            optimizer.step()
+        hooks.tails = [optimizer]
+
+    assert hooks.closed == 2
 
 
 def once() -> Iterator[float]:

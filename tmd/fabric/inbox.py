@@ -14,8 +14,8 @@ KEPT = 256 << 20
 """Once this many bytes of messages are kept for which there is no receive, no more are read unless
 a receive waits."""
 KEPT_WAITING = 4 * KEPT
-"""The same while a receive waits for a message of another rank, which may send it only once its own
-messages are read. Those of the awaited rank are always read."""
+"""The same bound while a receive waits for another rank: that one may send only after its own
+messages are read. Messages of the awaited rank are always read."""
 
 ANY = -1
 

@@ -26,7 +26,6 @@ AGAIN_S = 0.05
 IDLE_S = 1.0
 """How often the thread looks whether it is still needed."""
 
-
 _log = logging.getLogger("tmd.fabric")
 
 

@@ -55,7 +55,7 @@ class CheckpointSchedule(NamedTuple):
     folder: Path
     every: int
     keep: int
-    at_end: bool = False
+    at_end: bool
     """Whether the end of each ``batches()`` call is due, too."""
 
 
@@ -112,13 +112,13 @@ class Checkpoints:
     def at_end(
         self, step: int, position: Position, rank: int, seed: int, broken: Callable[[], bool]
     ) -> None:
-        """A ``batches()`` call is about to end, before the vote on that. If it is due, return once
-        this rank's part is written, since the process may end next; or once ``broken``, and then
-        this is called again."""
+        """Called before the vote that ends a ``batches()`` call. If the schedule asks for it, it
+        returns once this rank's part is written, since the process may end next; or once
+        ``broken()``, and then it is called again after the repair."""
         if not self._order.at_end:
             return
         self._await_writing(LAST_S, broken)
-        if self._at == (step, rank) or broken():
+        if self._at in ((step, rank), (step, None)) or broken():
             return
         self._at = step, rank
         self._stage(step, position, rank, seed)
@@ -157,7 +157,8 @@ class Checkpoints:
         self.settle()
         if self._thread is not None:
             self._await_writing(WRITING_S, lambda: False)
-            self._thread.join(self._ending_s)
+            # No rank has waited for the parts of others if there was no vote, as under torchrun.
+            self._thread.join(WRITING_S if self._order.at_end else self._ending_s)
             self._attempt.over.set()
             for thread in (self._thread, self._former):
                 if thread is not None:

@@ -79,8 +79,8 @@ class Saving:
             log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
             if self._before is not None and (call := self._before.seal.position.call):
                 log.warning(
-                    "%s will be loaded in loop %d over session.batches(), counted from 0: earlier "
-                    "ones give no batches",
+                    "%s is loaded only in loop %d over session.batches() (the first is 0); the "
+                    "loops before it give no batches",
                     *(self._before.path, call),
                 )
 

@@ -53,6 +53,7 @@ class BatchLoop:
             try:
                 drawn = self._drawn(feed, accumulate, partial=partial)
             except StopIteration:
+                feed.rewind()  # what is left is too little for a step
                 self._save_end(feed)
                 if self._hooks.close_feed(feed, local):
                     feed.ended = True
@@ -200,7 +201,7 @@ class BatchLoop:
         hooks = self._hooks
         if self.saving is None or hooks.shadowing or hooks.idle or hooks.finishing:
             return
-        place = (hooks.status.step, feed.end, hooks.rank, self._base())
+        place = (hooks.status.step, feed.position, hooks.rank, self._base())
         self.saving.checkpoints.at_end(*place, lambda: hooks.health.known_broken)
 
     def _boundary(self) -> bool:

@@ -25,7 +25,7 @@ class Stage(Enum):
     """How far the present step is."""
 
     OUTSIDE = auto()
-    """None has begun."""
+    """None is open, and no batch waits for one."""
     AWAITS_STEP = auto()
     """The script has got a batch, and has not begun its step."""
     COMPUTING = auto()
@@ -57,8 +57,8 @@ class OptimizerHooks:
         a class may call that of its base, which has hooks, too."""
         self._applied: list[Queued] = []
         """What the optimizers of this step have queued on a device."""
-        self._spread: set[int] = set()
-        """Optimizers of distributed parameters, by identity."""
+        self._spread: list[torch.optim.Optimizer] = []
+        """Those of distributed parameters."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
         self._running: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class OptimizerHooks:
         self._spread.clear()
         for each in optimizers:
             if any(map(is_spread, params_of(each))):
-                self._spread.add(id(each))
+                self._spread.append(each)
             each.register_step_pre_hook(self._before)
             each.register_step_post_hook(self._ended)
         for each in faces:
@@ -147,8 +147,9 @@ class OptimizerHooks:
         if in_step and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             _warn_without_gradients(optimizer)
-        if id(optimizer) in self._spread:
-            _reduce_gradients(optimizer)
+        if not later:
+            for each in self._spread:
+                _reduce_gradients(each)
         self._vote()
         self._applying(optimizer)
         self._running[name] += not later

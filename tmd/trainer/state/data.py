@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from msgspec import Struct, structs
+from msgspec import Struct
 from torch.utils.data import Sampler
 
 from tmd.core.values.errors import StateMismatch
@@ -41,8 +41,9 @@ class Position(Struct, frozen=True):
     """Name of the repeatable function that runs before this batch; empty for none."""
     over: bool = False
     """The call has ended on all ranks, and only ``due`` is left of it."""
-    ended: bool = False
-    """The loader had no batches left for a step. It may have had fewer than ``index`` on a rank."""
+    exhausted: bool = False
+    """The loader has no more batches for a step. With uneven loaders a rank may have had fewer than
+    ``index``."""
 
 
 class Course:
@@ -142,6 +143,8 @@ class Feed:
         self._course: Course | None = None
         """The iteration that loader processes follow, if they can jump to another batch."""
         self._closed = False
+        self._exhausted = False
+        """Whether the loader has no more batches for a step."""
         self.due = ""
         """Name of the repeatable function that all ranks run now; empty for none."""
         self.left = False
@@ -158,12 +161,7 @@ class Feed:
         """Position of the next uncommitted batch."""
         if self._closed and not self.due:
             return Position(self.call + 1)
-        return Position(self.call, self._committed, self.due, self._closed)
-
-    @property
-    def end(self) -> Position:
-        """The same position, of which it is known that the loader has no more batches."""
-        return structs.replace(self.position, ended=True)
+        return Position(self.call, self._committed, self.due, self._closed, self._exhausted)
 
     @property
     def drawn(self) -> bool:
@@ -177,7 +175,7 @@ class Feed:
 
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
-        self._closed = True
+        self._closed, self._exhausted = True, False
         # Batches may be left over that were too few for a step.
         self._kept.clear()
         self._replay = 0
@@ -234,6 +232,7 @@ class Feed:
             except StopIteration:
                 if partial and drawn:
                     break
+                self._exhausted = True
                 raise
             drawn.append(batch)
         return drawn
@@ -272,20 +271,20 @@ class Feed:
         done, index = self._committed + len(self._kept), position.index
         if self._source is None or index < done or position.over:
             return self.seek(position)
-        self._drop(range(done, index))
+        self._drop(range(done, index), exhausted=position.exhausted)
         self._go_to(position)
 
     def seek(self, position: Position) -> None:
         """Go to ``position`` as the rank held now, and forget the batches drawn before."""
         self._go_to(position)
         if not position.over and not self._jump(position.index):
-            self._open(position.index, ended=position.ended)
+            self._open(position.index, exhausted=position.exhausted)
 
     def _go_to(self, position: Position) -> None:
         self._kept.clear()
         self._replay = 0
         self._committed = position.index
-        self.due, self._closed = position.due, position.over
+        self.due, self._closed, self._exhausted = position.due, position.over, False
 
     def _jump(self, index: int) -> bool:
         """Let the running loader processes continue with batch ``index``; returns whether they can.
@@ -307,7 +306,7 @@ class Feed:
             return False
         return True
 
-    def _open(self, index: int, *, ended: bool = False) -> None:
+    def _open(self, index: int, *, exhausted: bool = False) -> None:
         # The order of a shuffled epoch must depend on the epoch, not on the moment a worker begins.
         # Some loaders draw the order when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
@@ -339,9 +338,9 @@ class Feed:
             self._course = steps.latest
         # A worker that starts in the middle seeds its first batch as any other one.
         self._drawn, self._taken = skip < index, 0
-        self._drop(range(skip), ended=ended)
+        self._drop(range(skip), exhausted=exhausted)
 
-    def _drop(self, numbers: range, *, ended: bool = False) -> None:
+    def _drop(self, numbers: range, *, exhausted: bool = False) -> None:
         """Draw the batches ``numbers`` for nothing.
 
         Raises:
@@ -351,7 +350,7 @@ class Feed:
             try:
                 self._draw(number)
             except StopIteration:
-                if ended:
+                if exhausted:
                     return
                 raise StateMismatch(
                     f"this rank is at batch {numbers.stop} of call {self.call} of "

@@ -159,9 +159,9 @@ def refuse_hidden_in_optimizer(name: str, optimizer: torch.optim.Optimizer) -> N
                 f"would stay behind: register that one, and put what else {kind} keeps into a "
                 "registered object"
             )
-    if more := sorted(optimizer.state_dict().keys() - {"state", "param_groups"}):
+    if more := sorted(map(str, optimizer.state_dict().keys() - {"state", "param_groups"})):
         raise TypeError(
-            f"register({name}=...): {kind}.state_dict() has {', '.join(map(str, more))} besides "
+            f"register({name}=...): {kind}.state_dict() has {', '.join(more)} besides "
             "'state' and 'param_groups', which would stay behind: keep it there, put it into a "
             "registered object, or leave it out in a subclass"
         )
