@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, RANKS, running
+from tests.e2e.harness import LONG, PACE, RANKS, STOP_AND_COPY, running
 from tests.marks import thorough
 from tmd.embedded import EmbeddedRedis
 
@@ -22,7 +22,12 @@ async def test_a_rank_moves_and_another_is_lost(
     (tmp_path / "golden").mkdir()
     golden = golden_of(tmp_path / "golden", arguments, len(RANKS), SCRIPT)
     async with running(
-        tmp_path, redis.url, faults=[PACE], script=SCRIPT, arguments=arguments
+        tmp_path,
+        redis.url,
+        faults=[PACE],
+        script=SCRIPT,
+        arguments=arguments,
+        more_config=STOP_AND_COPY,
     ) as run:
         await run.reached("between")
         await run.cluster.drain("h2", soft=True)
@@ -32,6 +37,6 @@ async def test_a_rank_moves_and_another_is_lost(
         lost = await run.done("trainer")
         run.let_go("between")
 
-        assert plan.how == "live shadow"
+        assert plan.how.startswith("stop-and-copy")
         assert [m.rank for m in lost.moves] == [0]
         await run.ends_like(golden, lost=1)

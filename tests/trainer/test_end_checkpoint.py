@@ -223,3 +223,28 @@ def test_an_error_in_the_loop_ends_no_call(raised: type[BaseException], tmp_path
     with run(tmp_path, every=100) as job, pytest.raises(raised):
         job.epoch(fails=raised)
     assert not complete(p.name for p in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_state_that_changes_in_the_step_is_copied_before_it(moves: bool, tmp_path: Path) -> None:
+    """A momentum encoder. Otherwise the copy is made while the step is computed."""
+    session, model = Session(Voting()), nn.Linear(4, 4)
+    key = nn.Linear(4, 4).requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    session.register(model=[model, key], optimizer=optimizer)
+    session.checkpoint(tmp_path, every=2, keep=100)
+    saving = session._loop.saving
+    assert saving is not None
+    copied: list[bool] = []
+    for batch in session.batches([torch.ones(4)] * 5):
+        if session.step_number == 2:
+            copied.append(saving.checkpoints._staged is None)
+        with session.step():
+            if moves:
+                with torch.no_grad():
+                    key.weight.mul_(0.9).add_(model.weight, alpha=0.1)
+            optimizer.zero_grad()
+            (model(batch) - key(batch)).square().sum().backward()
+            optimizer.step()
+    saving.checkpoints.close()
+    assert copied == [moves]

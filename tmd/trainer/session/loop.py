@@ -217,4 +217,6 @@ class BatchLoop:
         if self.saving is not None and not self._hooks.shadowing:
             place = (step, self.feed.position, self._hooks.rank, base)
             self.saving.checkpoints.at_boundary(*place)
+            if self._cycle.moves:
+                self.settle()  # while the step is computed they are not those of its start
         seed_all(base, step, "step")

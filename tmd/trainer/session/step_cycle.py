@@ -198,6 +198,11 @@ class StepCycle:
         return self._local.changed()
 
     @property
+    def moves(self) -> bool:
+        """Whether parameters may change in a step before its optimizer runs."""
+        return self._local is not None and self._local.moves
+
+    @property
     def is_open(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._open

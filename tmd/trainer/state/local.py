@@ -213,6 +213,11 @@ class LocalState:
         """Note which buffers the present step has changed."""
         self._live(self._buffers())
 
+    @property
+    def moves(self) -> bool:
+        """Whether parameters may change in a step before its optimizer runs."""
+        return self._moved.known
+
     def at_vote(self) -> None:
         """Note what a step has changed in which an optimizer runs next."""
         self._moved.look()

@@ -81,6 +81,11 @@ class MovedParameters:
         self._lost = ""
         """Name of a parameter that has moved in a broken step and has no copy."""
 
+    @property
+    def known(self) -> bool:
+        """Whether some have changed in a step before its vote, and so may again."""
+        return bool(self._before_vote)
+
     def keep(self, *, trains: bool) -> None:
         """A step begins: copy what may move in it.
 
