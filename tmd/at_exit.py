@@ -1,7 +1,7 @@
-"""Functions that run at the normal end of this process, and not at that of a fork of it.
+"""Registers functions that run when this process ends normally, but not when a fork of it does.
 
-A fork inherits what ``atexit`` knows. If it ends normally, as after a bare ``os.fork``, it would
-close the connections that it shares with its parent, which works on.
+A fork inherits the functions of ``atexit``. If it ran them at its own end, it would close the
+connections that it shares with its parent.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ class EpochView:
             return True
 
     def drop(self, group: str) -> list[Link]:
-        """Sever the links of a destroyed group, which are no longer those of this epoch."""
+        """Sever the links of a destroyed group, remove them from this epoch, and return them."""
         with self.changed:
             gone = [key for key in self.links if key.group == group]
             links = [self.links.pop(key) for key in gone]

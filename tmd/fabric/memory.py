@@ -52,6 +52,12 @@ def writable(tensor: Tensor) -> Tensor:
         )
 
 
+def writing() -> torch.inference_mode:
+    """A context in which every tensor can be written: one that was made in inference mode can be
+    written only there."""
+    return torch.inference_mode()
+
+
 def has_memory(tensor: Tensor) -> bool:
     """Whether all elements still have memory: FSDP1 frees that of a gathered buffer by resizing its
     storage, while the tensor keeps its shape."""

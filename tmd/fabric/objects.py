@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from tmd.extras import is_installed, is_python
+from tmd.fabric.memory import writing
 
 NONE = b"N."
 """The shortest pickle of ``None``."""
@@ -80,8 +81,7 @@ def _warn(place: str) -> None:
 
 def empty(tensors: Sequence[Tensor]) -> None:
     """Set ``tensors``, sizes or pickles, to those of ``None``."""
-    # A tensor that was made in inference mode can be written only there.
-    with torch.inference_mode():
+    with writing():
         for tensor in tensors:
             if tensor.dtype == torch.int64:
                 tensor.data.fill_(len(NONE))

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import ref
 
-import torch
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
@@ -29,7 +28,7 @@ from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.kept_calls import CollectiveCall
 from tmd.fabric.link import Link
-from tmd.fabric.memory import Scratch
+from tmd.fabric.memory import Scratch, writing
 from tmd.fabric.objects import empty
 from tmd.fabric.passes import Inelastic, PassLog, obstacle
 from tmd.fabric.sandbox import Neutral, OutputSource
@@ -208,8 +207,7 @@ class Runner:
         with device.after(request.queued):
             if call is not None:
                 self.log.begin(call, request.inputs)
-            # A tensor that was made in inference mode can be written only there.
-            with torch.inference_mode():
+            with writing():
                 source.outputs(request.op, name, request.outputs, request.inputs)
             if request.objects and isinstance(source, Neutral):
                 empty(request.outputs)

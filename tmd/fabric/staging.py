@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-import torch
 from torch import Tensor
 
 from tmd.fabric import device
-from tmd.fabric.memory import writable
+from tmd.fabric.memory import writable, writing
 from tmd.fabric.wait_timer import WaitTimer
 
 
@@ -59,8 +58,7 @@ class HostCopies:
         copied = [(t, staged) for t, staged in pairs if staged.data_ptr() != t.data_ptr()]
         if not copied:
             return
-        # A tensor that was made in inference mode can be written only there.
-        with self.queued.aside(), torch.inference_mode():
+        with self.queued.aside(), writing():
             for tensor, staged in copied:
                 tensor.data.copy_(staged)
 

@@ -80,16 +80,12 @@ def _training(config: Any) -> Iterator[tuple[str, str]]:
         )
     if training.enable_cpu_offload:
         yield "training.enable_cpu_offload", "remove it"
-    if parallel.enable_fsdp_symm_mem:
-        yield (
-            "parallelism.enable_fsdp_symm_mem",
-            "its copies bypass the process group: remove it",
-        )
-    if config.compile.enable_async_tensor_parallel:
-        yield (
-            "compile.enable_async_tensor_parallel",
-            "its copies bypass the process group: remove it",
-        )
+    for name, is_on in (
+        ("parallelism.enable_fsdp_symm_mem", parallel.enable_fsdp_symm_mem),
+        ("compile.enable_async_tensor_parallel", config.compile.enable_async_tensor_parallel),
+    ):
+        if is_on:
+            yield name, "its copies bypass the process group: remove it"
     if config.comm.mode != "default":
         yield f"comm.mode={config.comm.mode!r}", "remove it"
     if has_quantization(config.model_spec.model):

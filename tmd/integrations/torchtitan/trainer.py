@@ -24,7 +24,7 @@ from tmd.trainer import DataPlace
 
 Calls = list[partial[Any]]
 NOBODY = -1
-"""The rank for which a worker logs that has given its rank away."""
+"""In place of a rank: this worker has given its rank away, and logs for none."""
 
 
 class Trainer(original.Trainer):

@@ -211,7 +211,7 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
     name = SEAL
     try:
         written = (place / SEAL).read_bytes()
-        seal = _read_seal(place)
+        seal = _decoded(written)
         if seal.digest not in ("", _digest_of(written)):
             return f"{SEAL} differs from what was written"
         for name in sorted(seal.files)[share::shares]:
@@ -312,11 +312,15 @@ def _seal(place: Path, seal: CheckpointSeal) -> None:
 
 
 def _read_seal(place: Path) -> CheckpointSeal:
-    return json.decode((place / SEAL).read_bytes(), type=CheckpointSeal)
+    return _decoded((place / SEAL).read_bytes())
+
+
+def _decoded(written: bytes) -> CheckpointSeal:
+    return json.decode(written, type=CheckpointSeal)
 
 
 def _digest_of(written: bytes) -> str:
-    """Of a seal as it was written: another release may know more or fewer fields."""
+    """Digest of a seal as it was written: another release may know more or fewer fields."""
     fields = json.decode(written, type=dict[str, Any])
     return xxhash.xxh3_128_hexdigest(json.encode({**fields, "digest": ""}))
 

@@ -56,7 +56,7 @@ class CheckpointSchedule(NamedTuple):
     every: int
     keep: int
     at_end: bool
-    """Whether the end of each ``batches()`` call is due, too."""
+    """Whether to write a checkpoint at the end of each ``batches()`` call, too."""
 
 
 class Attempt:

@@ -218,5 +218,5 @@ class BatchLoop:
             place = (step, self.feed.position, self._hooks.rank, base)
             self.saving.checkpoints.at_boundary(*place)
             if self._cycle.moves:
-                self.settle()  # while the step is computed they are not those of its start
+                self.settle()  # before the step changes what is still to be copied
         seed_all(base, step, "step")

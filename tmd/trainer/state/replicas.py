@@ -16,6 +16,7 @@ from torch import nn
 
 from tmd.torch_private.ddp import ddp_of
 from tmd.trainer.state.divided import ranks_of
+from tmd.trainer.state.dtensors import is_spread
 
 Partition = tuple[tuple[int, ...], ...]
 """Groups of ranks with equal state, each in order; every rank is in exactly one group."""
@@ -114,7 +115,7 @@ def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 def _of_module(model: nn.Module, size: int) -> list[Partition]:
     """One partition for each way in which parameters of ``model`` are distributed."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    spread: list[Any] = [p for p in trained if hasattr(p, "placements")]
+    spread: list[Any] = [p for p in trained if is_spread(p)]
     meshes = {(id(p.device_mesh), p.placements): p for p in spread}
     parts = [_of_dtensor(param, size) for param in meshes.values()]
     if (ddp := ddp_of(model)) is not None:

@@ -32,7 +32,7 @@ from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.pending import Pending
 from tmd.trainer.state.unwrapping import (
     expanded,
-    refuse_hidden,
+    refuse_hidden_in_module,
     refuse_hidden_in_optimizer,
     unwrapped,
 )
@@ -94,7 +94,7 @@ class Registry:
         self.wrappers.clear()
         for name, value in expanded(objects):
             if isinstance(value, nn.Module):
-                refuse_hidden(name, value)
+                refuse_hidden_in_module(name, value)
                 if (wrapper := ddp_of(value)) is not None:
                     self.wrappers.append(wrapper)
                 self._objects[name] = unwrapped(value)
@@ -127,7 +127,7 @@ class Registry:
         """Raises TypeError: a module has an extra state, which was not there at first."""
         for name, value in self._objects.items():
             if isinstance(value, nn.Module):
-                refuse_hidden(name, value)
+                refuse_hidden_in_module(name, value)
 
     @property
     def named(self) -> dict[str, nn.Module | Stateful]:

@@ -127,7 +127,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-def refuse_hidden(name: str, module: nn.Module) -> None:
+def refuse_hidden_in_module(name: str, module: nn.Module) -> None:
     """Refuse state that is neither parameter nor buffer: it would silently stay behind."""
     for path, each in module.named_modules():
         overridden = type(each).get_extra_state is not nn.Module.get_extra_state
