@@ -228,6 +228,14 @@ class Run:
         lost = await self.done("trainer")
         return [m.rank for m in drained.moves], [m.rank for m in lost.moves]
 
+    async def lose(self, host: str) -> None:
+        """Kill all processes of ``host``, wherever in their steps its ranks are."""
+        lost = [
+            w.rank for w in workers(await self.cluster.view()) if w.worker.startswith(f"{host}/")
+        ]
+        self._killed.update(rank for rank in lost if rank is not None)
+        await self.cluster.lose(host)
+
     async def kill(self, rank: int) -> None:
         """Kill -9 the worker of a rank, wherever in its step it is."""
         (victim,) = [w for w in workers(await self.cluster.view()) if w.rank == rank]
@@ -235,7 +243,8 @@ class Run:
         os.kill(victim.pid, signal.SIGKILL)
 
     async def _may_be_unwritten(self) -> set[tuple[int, int]]:
-        """(rank, step) that a rank may have committed before :meth:`kill` without a line."""
+        """(rank, step) that a rank may have committed before :meth:`kill` or :meth:`lose` without a
+        line."""
         lawful = may_miss(history(await self.cluster.view())) if self._killed else set()
         return {(rank, step) for rank, step in lawful if rank in self._killed}
 

@@ -65,15 +65,13 @@ async def test_all_ranks_of_a_host_are_lost_at_once(
     """Daemon, launcher and both workers: no process is left to report it."""
     async with pairs(tmp_path, redis) as run:
         await at_gate(run)
-        await run.cluster.lose("h2")
+        await run.lose("h2")
         run.let_go("data")
         plan = await run.done()
 
         assert plan.kind is PlanKind.FAILOVER
         assert [m.rank for m in plan.moves] == [2, 3]
-        # A worker that dies after a vote has committed, but the trace lacks the step.
-        step = (plan.resume or 1) - 1
-        await run.ends_like(pairs_golden, lost=1, unwritten=[(2, step), (3, step)])
+        await run.ends_like(pairs_golden, lost=1)
 
 
 @pytest.mark.thorough

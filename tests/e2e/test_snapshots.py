@@ -124,7 +124,7 @@ async def test_a_host_with_unique_states_is_lost(
     golden = undisturbed(tmp_path, layout)
     async with spread(tmp_path, redis, layout) as run:
         moved = await drained(run)
-        await run.cluster.lose("h1")
+        await run.lose("h1")
         plan = (await run.plans(2))[1]
         await run.ends_like(golden, lost=1)
 
@@ -140,7 +140,7 @@ async def test_a_host_with_a_divided_optimizer_moves_and_is_lost(
     """The state is copied at the switch, with the reason; then all return to a snapshot."""
     async with spread(tmp_path, redis, "zero") as run:
         moved = await drained(run)
-        await run.cluster.lose("h1")
+        await run.lose("h1")
         lost = (await run.plans(2))[1]
         await run.ends_like(undisturbed(tmp_path, "zero"), lost=1)
 

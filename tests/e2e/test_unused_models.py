@@ -53,7 +53,7 @@ async def test_a_standby_that_has_not_used_a_model_is_not_suspected(
     ) as run:
         view = await run.shadowed()
         refused = [r for w in workers(view) for r in w.rehearsed if r.refusal or r.suspect]
-        await run.cluster.lose("h2")
+        await run.lose("h2")
         plan = await run.done()
         run.let_go("between")
 
