@@ -1,4 +1,4 @@
-"""Scripts whose weights change in a step before the optimizer: a momentum encoder, and SAM."""
+"""Scripts whose weights change besides by an optimizer, as those of a momentum encoder do."""
 
 from __future__ import annotations
 
@@ -7,30 +7,85 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, RANKS, STOP_AND_COPY, running
+from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
+from tests.e2e.test_hot_standby import NEVER_SENT
 from tests.marks import thorough
+from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "moving_script.py")
 
 
-@pytest.mark.parametrize("options", [(), thorough(("--sam",))], ids=["momentum", "sam"])
-async def test_a_rank_moves_and_another_is_lost(
-    options: tuple[str, ...], tmp_path: Path, redis: EmbeddedRedis
-) -> None:
+Job = tuple[tuple[str, ...], Golden]
+
+
+@pytest.fixture(
+    params=[(), thorough(("--sam",)), thorough(("--average",))],
+    ids=["momentum", "sam", "average"],
+    scope="module",
+)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return arguments_and_golden(tmp_path_factory, *request.param)
+
+
+def arguments_and_golden(folders: pytest.TempPathFactory, *options: str) -> Job:
     arguments = (*LONG, *options)
-    (tmp_path / "golden").mkdir()
-    golden = golden_of(tmp_path / "golden", arguments, len(RANKS), SCRIPT)
+    return arguments, golden_of(folders.mktemp("golden"), arguments, len(RANKS), SCRIPT)
+
+
+@pytest.mark.parametrize("rehearse", [True, thorough(False)])
+async def test_a_rank_moves_and_another_is_lost(
+    rehearse: bool, job: Job, tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    arguments, golden = job
     async with running(
         tmp_path,
         redis.url,
         faults=[PACE],
         script=SCRIPT,
         arguments=arguments,
-        more_config=STOP_AND_COPY,
+        rehearse=rehearse,
     ) as run:
         assert await run.drain_and_kill() == ([0], [1])
         drained, _ = await run.plans(2)
-        assert drained.how.startswith("stop-and-copy")
+        assert drained.how == "live shadow"
         run.let_go("between")
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_weights_that_are_clipped_are_copied_in_one_wait(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, redis: EmbeddedRedis
+) -> None:
+    """An optimizer owns them, so the joiner applies gradients, and has other weights."""
+    arguments, golden = arguments_and_golden(tmp_path_factory, "--clip")
+    async with running(
+        tmp_path, redis.url, faults=[PACE], script=SCRIPT, arguments=arguments
+    ) as run:
+        assert await run.drain_and_kill() == ([0], [1])
+        drained, _ = await run.plans(2)
+        assert drained.how.startswith("live shadow, training waited for a whole copy")
+        run.let_go("between")
+        await run.ends_like(golden, lost=1)
+
+
+async def test_a_hot_standby(job: Job, tmp_path: Path, redis: EmbeddedRedis) -> None:
+    arguments, golden = job
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=[PACE, NEVER_SENT],
+        script=SCRIPT,
+        arguments=arguments,
+        more_config="[shadow]\nhot = 1\n",
+    ) as run:
+        view = await run.shadowed()
+        refused = [r for w in workers(view) for r in w.rehearsed if r.refusal or r.suspect]
+        (rank,) = [w.shadow.rank for w in workers(view) if w.shadow]
+        await run.kill(rank)
+        plan = await run.done()
+        run.let_go("between")
+
+        assert refused == []
+        assert [m.rank for m in plan.moves] == [rank]
         await run.ends_like(golden, lost=1)

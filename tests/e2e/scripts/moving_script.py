@@ -1,4 +1,5 @@
-"""Weights that change in a step before its optimizer runs: of a momentum encoder, or with SAM."""
+"""Weights that change besides by an optimizer: in a step before it, those of a momentum encoder or
+with SAM; after it, those of an average, or all when they are clipped."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tmd.campaign.job import begin, injector, leave_digest
 
@@ -49,14 +51,25 @@ def descend(model: nn.Module, before: list[Tensor]) -> None:
         param.copy_(value)
 
 
+@torch.no_grad()
+def clip(model: nn.Module) -> None:
+    """As for the critic of a Wasserstein GAN."""
+    for param in model.parameters():
+        param.clamp_(-0.1, 0.1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--sam", action="store_true")
+    parser.add_argument("--average", action="store_true")
+    parser.add_argument("--clip", action="store_true")
     args = parser.parse_args()
     session = begin()
     query = DistributedDataParallel(Net())
-    key = copy.deepcopy(query.module).requires_grad_(False)
+    average = AveragedModel(query.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    key = average if args.average else copy.deepcopy(query.module)
+    key.requires_grad_(False)
     optimizer = torch.optim.SGD(query.parameters(), lr=0.1, momentum=0.9)
     session.register(model=[query, key], optimizer=optimizer)
     sampler = session.sampler(240, 4, args.steps, seed=3)
@@ -65,7 +78,7 @@ def main() -> None:
     for batch in session.batches(loader):
         with session.step() as step:
             optimizer.zero_grad()
-            if not args.sam:
+            if not (args.sam or args.average or args.clip):
                 follow(key, query.module)
             loss = (query(batch) - key(batch)).pow(2).mean() + query(batch).pow(2).mean()
             loss.backward()
@@ -74,7 +87,11 @@ def main() -> None:
                 query(batch).pow(2).mean().backward()
                 descend(query.module, before)
             optimizer.step()
+            if args.clip:
+                clip(query.module)
             step.record(loss)
+        if args.average:
+            average.update_parameters(query.module)
         injector.reach("between")
     leave_digest(session, nn.ModuleList([query, key]))
 

@@ -189,7 +189,7 @@ class ShadowSource:
         if self._stage is not SourceStage.TAILS:
             return
         with self._harmless():
-            layout, tensors = self._units.rest()
+            layout, tensors = self._units.rest(moving=True)
             last = Boundary(step, position, layout, self._units.graded)
             # Without room for it the joiner gets the whole state.
             if self._outbox.put(last, tensors):
@@ -280,7 +280,7 @@ class ShadowSource:
         # With DDP equal outputs hide that the joiner's gradients have come to differ.
         self.proves_sums = step % self._pace.check_every == 0
         check = each or self.proves_sums
-        layout, tensors = self._units.rest() if with_rest else (None, [])
+        layout, tensors = self._units.rest(moving=True) if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
         if with_rest and not self._tails:
@@ -354,7 +354,7 @@ class ShadowSource:
 
     def _next_unit(self, version: int) -> tuple[frames.Envelope, Tensor] | None:
         number = self._copy.count
-        layout, tensors = self._units.collect(number)
+        layout, tensors = self._units.at_start(number)
         entry = self._outbox.copy(frames.Unit(version, number, layout), tensors)
         if entry is None:
             self.drop(BEHIND, final=True)

@@ -72,7 +72,7 @@ class SnapshotWriter:
                 if version != self.step:
                     self.fail("the step ended before all was copied")
                 elif self.stage is WriterStage.GOING:
-                    layout, tensors = units.collect(number)
+                    layout, tensors = units.at_start(number)
                     self._add(outbox.copy(Unit(self.step, number, layout), tensors))
             if self.stage is not WriterStage.GOING:
                 break

@@ -25,6 +25,7 @@ from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
+from tmd.trainer.state.step_start import StepStart
 
 SMALL = 64 << 10
 """Bytes; smaller buffers are copied in every step, larger ones in the first two. From then on a
@@ -50,11 +51,14 @@ class LocalState:
         """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
         self._moved = MovedParameters(registry)
+        self.start = StepStart()
+        """What other threads read of parameters that the present step changes."""
         self.renew()
 
     def renew(self) -> None:
         """Use the objects registered now; there may be none for a while."""
         self._moved.renew()
+        self.start.drop()
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
         self._statistics = {
@@ -87,6 +91,8 @@ class LocalState:
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
         self._moved.keep(trains=trains)
+        self.start.keep(self._moved.copies)
+        self.start.moved = self._moved.loose
         self._keep()
         self._steps += trains
 
@@ -146,6 +152,7 @@ class LocalState:
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
         self._moved.put_back()
+        self.start.drop()
         for saved in self._saved.values():
             saved.put_back()
         set_graded(zip(self._params, self._graded, strict=True))
@@ -226,15 +233,21 @@ class LocalState:
             if name not in found or _mark(found[name].buffer) != mark:
                 self._written.add(name)
 
+    def voted(self) -> None:
+        """The step is committed, or belongs to a shadow: its parameters may take new values."""
+        self.start.drop()
+
     def set_aside(self) -> None:
         """A step in which an optimizer should have run ends without one: save what code after its
         block may change."""
         self._moved.set_aside()
+        self.start.keep(self._moved.copies)
 
     def placed(self) -> None:
         """Another state was put in place: what has changed is no work of the script."""
         self._sent = None
         self._moved.placed()
+        self.start.drop()
 
     def carry_over(self, step: int) -> None:
         """Keep copies for the next step: ``step`` was only the end of a ``batches()`` call."""

@@ -86,6 +86,18 @@ class MovedParameters:
         """Whether some have changed in a step before its vote, and so may again."""
         return bool(self._before_vote)
 
+    @property
+    def loose(self) -> frozenset[int]:
+        """Identities of those that no optimizer owns and that have moved."""
+        moved = (self._all[number] for number in self._before_vote | self._after_vote)
+        return frozenset(id(watched.param) for watched in moved if watched.loose)
+
+    @property
+    def copies(self) -> dict[int, Tensor]:
+        """This rank's parts of those that may change in the present step, with their values before
+        they do, by the identity of the parameter."""
+        return {id(self._all[number].param): copy for number, copy in self._copies.items()}
+
     def keep(self, *, trains: bool) -> None:
         """A step begins: copy what may move in it.
 

@@ -2,7 +2,9 @@
 
 A *unit* is one parameter with its optimizer state: only ``optimizer.step()`` changes it. The *rest*
 (buffers, values of the parameter groups, schedulers and the like) may change at any time in a step
-and is copied as a whole, between two steps.
+and is copied as a whole, between two steps. A parameter that the script changes although no
+optimizer owns it, such as an average, is both: a joiner that follows by gradients gets it with the
+rest.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from tmd.trainer.state.gradients import set_graded
 from tmd.trainer.state.layout import Layout, flatten, spec_of, specs, unflatten
 from tmd.trainer.state.optimizer_state import all_beside, beside, params_of, spread
 from tmd.trainer.state.state import ADDED_GROUP, Registry
+from tmd.trainer.state.step_start import StepStart
 
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 """Parts of a digest."""
@@ -40,8 +43,10 @@ much at the end of a step."""
 class Units:
     """A view of the registered objects; unit numbers are the same on every worker of the job."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, start: StepStart | None = None) -> None:
+        """``start``: where the present step keeps parameters that it changes before its vote."""
         self._registry = registry
+        self.start = start or StepStart()
         self.renew()
 
     def renew(self) -> None:
@@ -130,6 +135,12 @@ class Units:
         kept = {} if owner is None else owner.state.get(param, {})
         return flatten({"param": param, "kept": kept}, f"unit {number}")
 
+    def at_start(self, number: int) -> tuple[Layout, list[Tensor]]:
+        """Layout and tensors of a unit with the values of the start of the present step. Threads
+        other than the main thread call it within ``start.reading()``."""
+        layout, tensors = self.collect(number)
+        return layout, [self.start.of(self.params[number]), *tensors[1:]]
+
     @torch.no_grad()
     def place(self, number: int, layout: Layout, values: Sequence[Tensor]) -> None:
         """Replace a unit, in place where its tensors have the same kind."""
@@ -175,9 +186,15 @@ class Units:
         else:
             owner.state.pop(self.params[number], None)
 
-    def rest(self) -> tuple[Layout, list[Tensor]]:
-        """Layout and live tensors of everything that is not a unit."""
-        return flatten({"buffers": dict(self._buffers()), **self._besides()})
+    def rest(self, *, moving: bool = False) -> tuple[Layout, list[Tensor]]:
+        """Layout and live tensors of everything that is not a unit.
+
+        ``moving``: with the parameters that the script changes and no optimizer owns, which no tail
+        can follow.
+        """
+        moved = self.start.moved if moving else frozenset()
+        params = {number: p for number, p in enumerate(self.params) if id(p) in moved}
+        return flatten({"buffers": dict(self._buffers()), "moved": params, **self._besides()})
 
     def _besides(self) -> dict[str, Any]:
         """Everything that is neither a unit nor a buffer."""
@@ -202,6 +219,8 @@ class Units:
         found = unflatten(layout, iter(values))
         if buffers:
             self._place_buffers(found["buffers"])
+        for number, value in found["moved"].items():
+            local_part(self.params[number]).copy_(value)
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)
         for optimizer, own in zip(self.optimizers, found["own"], strict=True):
@@ -287,14 +306,15 @@ class UnitDigest:
 
     def advance(self) -> None:
         """Add the next unit, which must still be of this version. Of units on a device it adds
-        several, so that it waits for the device less often."""
+        several, so that it waits for the device less often. For threads see
+        :meth:`Units.at_start`."""
         encoded: list[bytes] = []
         counts: list[int] = []
         tensors: list[Tensor] = []
         on_device: list[bool] = []
         size = 0
         while not self.complete and size < DIGEST_BYTES and len(tensors) < DIGEST_TENSORS:
-            layout, own = self._units.collect(self._next)
+            layout, own = self._units.at_start(self._next)
             there = device.current().holds(local_part(self._units.params[self._next]))
             encoded.append(msgpack.encode(layout))
             counts.append(len(own))

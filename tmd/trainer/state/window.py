@@ -1,7 +1,8 @@
 """The time when this worker's parameters do not change: from the start of a step to its vote.
 
 Meanwhile a background thread may copy them or compute their digest, piece by piece. The main thread
-closes the window before the optimizer runs and waits at most for the current piece.
+closes the window before the optimizer runs and waits at most for the current piece. For parameters
+that do change in this time see :mod:`tmd.trainer.state.step_start`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from torch import Tensor
 
 from tmd.fabric import device
 from tmd.fabric.device import Queued
+from tmd.trainer.state.step_start import StepStart
 
 
 class Window:
     """Opened and closed by the main thread; other threads read the parameters in it."""
 
-    def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
-        """``parameters``: what is read in the window, for its devices."""
+    def __init__(
+        self, parameters: Callable[[], Iterable[Tensor]], start: StepStart | None = None
+    ) -> None:
+        """``parameters``: what is read in the window, for its devices. ``start``: see
+        :class:`Units`."""
         self._parameters = parameters
+        self._start = start or StepStart()
         self._reading = threading.Lock()
         self._version: int | None = None
         self._queued: Queued = device.NOTHING
@@ -55,5 +61,5 @@ class Window:
             if version is None:
                 yield None
                 return
-            with device.after(self._queued):
+            with device.after(self._queued), self._start.reading():
                 yield version

@@ -44,9 +44,9 @@ class RankContext:
     ) -> RankContext:
         """``wrapped``: the registered DDP modules; ``several``: the script can build other roles,
         too."""
-        units = Units(registry)
+        units = Units(registry, local.start)
         state = RankState(fabric, registry, units, wrapped, local)
         fit, verification = Fit(fabric, state, several=several), StateVerification()
         transfer = StateTransfer(fabric, state, fit, verification)
-        window = Window(lambda: units.params)
+        window = Window(lambda: units.params, local.start)
         return cls(fabric, limits, units, window, state, fit, verification, transfer)

@@ -1,9 +1,10 @@
 """Computes the digest that is compared after a loss in the background: it starts at the loss, while
 the broken step still runs and is then repeated.
 
-Parameters and optimizer state change only when an optimizer runs, and none runs before the
-comparison ends. So no rank waits for the digest, however large the state is. Between the end of a
-step and the next boundary a script may change both.
+Optimizer state changes only when an optimizer runs, and none runs before the comparison ends. So do
+parameters, except those that the step has kept (:mod:`tmd.trainer.state.step_start`). So no rank
+waits for the digest, however large the state is. Between the end of a step and the next boundary a
+script may change both.
 """
 
 from __future__ import annotations
@@ -147,4 +148,5 @@ class _Work:
     def _take(self, digest: UnitDigest) -> None:
         with device.after(self._queued):
             while not (self.cancelled or digest.complete):
-                digest.advance()
+                with self._units.start.reading():
+                    digest.advance()
