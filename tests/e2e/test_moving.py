@@ -20,16 +20,16 @@ Job = tuple[tuple[str, ...], Golden]
 
 
 @pytest.fixture(
-    params=[(), thorough(("--sam",)), thorough(("--average",))],
-    ids=["momentum", "sam", "average"],
+    params=["", *map(thorough, ("--sam", "--average", "--evaluate"))],
+    ids=["momentum", "sam", "average", "evaluation"],
     scope="module",
 )
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return arguments_and_golden(tmp_path_factory, *request.param)
+    return arguments_and_golden(tmp_path_factory, request.param)
 
 
 def arguments_and_golden(folders: pytest.TempPathFactory, *options: str) -> Job:
-    arguments = (*LONG, *options)
+    arguments = (*LONG, *filter(None, options))
     return arguments, golden_of(folders.mktemp("golden"), arguments, len(RANKS), SCRIPT)
 
 

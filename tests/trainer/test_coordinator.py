@@ -19,6 +19,7 @@ from tmd.fabric.generations.generations import Generations
 from tmd.testing.clients import worker_status
 from tmd.trainer.session.hooks import Interrupted, VoteOutcome
 from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.replicas import all_alike
 from tmd.trainer.state.state import Registry
 from tmd.trainer.worker.coordinator import Coordinator
 
@@ -89,3 +90,19 @@ def test_the_first_commit_of_an_epoch_frees_the_groups_of_the_one_before() -> No
 
         assert (before, cluster.open) == (2, 1)
         assert fabric.generations.of(view) is not None, "the one in use stays"
+
+
+def test_nothing_reads_the_parameters_while_an_evaluation_may_exchange_them() -> None:
+    """For a joiner or a snapshot; within a training step it goes on."""
+    registry = Registry({"model": nn.Linear(1, 1)})
+    with training(Fabric("h1/j/0", KEY)) as coordinator:
+        coordinator.registered(registry, [], LocalState(registry), all_alike(1), 0)
+        context = coordinator._context
+        assert context is not None
+        versions = []
+        for trains in (True, False):
+            context.window.open(7)
+            coordinator.begun(trains=trains)
+            versions.append(context.window.version)
+
+    assert versions == [7, None]

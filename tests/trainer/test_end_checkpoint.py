@@ -248,3 +248,30 @@ def test_a_state_that_changes_in_the_step_is_copied_before_it(moves: bool, tmp_p
             optimizer.step()
     saving.checkpoints.close()
     assert copied == [moves]
+
+
+def test_a_state_is_copied_before_an_evaluation_that_may_exchange_the_weights(
+    tmp_path: Path,
+) -> None:
+    session, model = Session(Voting()), nn.Linear(4, 4)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    session.register(model=model, optimizer=optimizer)
+    session.checkpoint(tmp_path, every=2, keep=100)
+    saving = session._loop.saving
+    assert saving is not None
+    evaluate = session.repeatable(
+        lambda: copied.append((session.step_number, saving.checkpoints._staged is None)),
+        name="evaluate",
+    )
+    copied: list[tuple[int, bool]] = []
+    for batch in session.batches([torch.ones(4)] * 3):
+        with session.step():
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+        if session.step_number == 2:
+            evaluate()
+    saving.checkpoints.close()
+
+    assert copied == [(2, True)]
+    assert complete(p.name for p in tmp_path.iterdir())

@@ -151,6 +151,31 @@ def test_the_first_step_is_put_back_whatever_it_changes() -> None:
     assert job.undone
 
 
+def test_the_first_step_with_an_update_is_put_back_whatever_it_changes() -> None:
+    """A scaler has skipped the steps before it."""
+    job = Job()
+    job.begin()
+    job.begin()
+    in_place(job.other.weight)
+    job.breaks()
+
+    assert job.undone
+
+
+def test_a_step_knows_whether_it_has_changed_what_was_not_copied() -> None:
+    """Threads may then have read values of its middle."""
+    job = Job()
+    torn = []
+    for step in range(8):
+        job.begin()
+        if step >= 6:
+            in_place(job.other.weight)
+        job.commit()
+        torn.append(job.local.torn)
+
+    assert torn == [False] * 6 + [True, False]
+
+
 def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_numbers() -> None:
     """It is the first of its kind, and the step breaks."""
     job = Job()

@@ -67,8 +67,11 @@ class Rank(Facts):
 
     def settled(self) -> int:
         """The final stage of the snapshot."""
-        self.until(lambda: self.snapshots.ballot != WriterStage.GOING)
-        return self.snapshots.ballot
+        self.until(lambda: self.ballot() != WriterStage.GOING)
+        return self.ballot()
+
+    def ballot(self, *, torn: bool = False) -> int:
+        return self.snapshots.ballot(torn=torn)
 
     def apply(self) -> None:
         """The rest of a committed step."""
@@ -191,7 +194,7 @@ def test_a_rank_that_begins_a_step_late_takes_none_that_the_others_lack() -> Non
             rank.fabric.enter(later, number)
         late.snapshots.skip(late.step)
         late.snapshots.at_boundary(late.step)
-        assert late.snapshots.ballot == within.snapshots.ballot == WriterStage.DONE
+        assert late.ballot() == within.ballot() == WriterStage.DONE
         for rank in made:
             rank.snapshots.voted(WriterStage.DONE)
             rank.apply()
@@ -220,6 +223,41 @@ def test_a_step_that_ends_too_soon_takes_no_snapshot() -> None:
             rank.apply()
         assert train(made, 2) == [WriterStage.DONE, WriterStage.DONE]
         assert all({k.step for k in rank.kept} == {4} for rank in made)
+
+
+def test_a_step_that_changes_parameters_for_the_first_time_takes_no_snapshot() -> None:
+    """The copies may hold values of its middle; one that was finished before it stays good."""
+    with ranks([Script(1)]) as made:
+        (rank,) = made
+        rank.snapshots.at_boundary(0)
+        rank.settled()
+        assert rank.ballot(torn=True) == WriterStage.FAILED
+        rank.apply()
+        assert rank.ballot() == WriterStage.FAILED
+        rank.snapshots.voted(WriterStage.FAILED)
+        assert rank.kept == ()
+
+        rank.snapshots.at_boundary(2)
+        rank.settled()
+        rank.apply()
+        assert rank.ballot(torn=True) == WriterStage.DONE
+
+
+def test_a_snapshot_that_is_due_at_an_evaluation_is_taken_at_the_next_step() -> None:
+    """The evaluation may exchange the weights for a while."""
+    with ranks([Script(1), Script(1)]) as made:
+        train(made, 2)
+        for rank in made:
+            assert rank.state.feed is not None
+            rank.state.feed.due = "evaluate"
+            rank.snapshots.at_boundary(2)
+            assert rank.ballot() == WriterStage.DONE
+            assert {k.step for k in rank.kept} == {0}
+            rank.state.feed.due = ""
+            rank.apply()
+        train(made, 1)
+
+        assert all({k.step for k in rank.kept} == {3} for rank in made)
 
 
 def test_a_copy_that_is_sent_slowly_keeps_the_link_busy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.fabric.circle import at_once
-from tests.trainer.wire import LOOK_S, Facts, Held
+from tests.trainer.wire import LOOK_S, PATIENCE, Facts, Held
 from tmd.trainer.protocol.frames import Unit
 from tmd.trainer.protocol.outbox import Outbox
 from tmd.trainer.state.digests import Digest
@@ -49,7 +50,7 @@ class Moving:
     def commit(self) -> None:
         self.query(torch.ones(1, 3)).sum().backward()
         self.local.at_vote()
-        self.local.voted()
+        self.local.release_start()
         self.optimizer.step()
 
 
@@ -140,7 +141,7 @@ def test_after_the_step_its_new_values_are_read(moving: Moving) -> None:
     assert all(map(torch.equal, read, moving.units.params))
 
 
-@pytest.mark.parametrize("end", [LocalState.voted, LocalState.undo, LocalState.placed])
+@pytest.mark.parametrize("end", [LocalState.release_start, LocalState.undo, LocalState.placed])
 def test_nothing_is_kept_beyond_the_step(end: Callable[[LocalState], None]) -> None:
     """Or for longer than another state was put in place."""
     moving = Moving()
@@ -176,6 +177,29 @@ def test_a_step_changes_parameters_once_the_piece_in_hand_is_read() -> None:
     assert order == ["read", "kept"]
 
 
+@pytest.mark.parametrize("_", range(10))
+def test_a_reader_that_comes_again_at_once_does_not_overtake_the_step(_: int) -> None:
+    """Else a reader of many pieces would hold up training for all of them."""
+    start, order = StepStart(), list[str]()
+    inside = threading.Event()
+
+    def read_on() -> None:
+        with start.reading():
+            inside.set()
+            Facts().until(start._turn.locked)
+        with start.reading():
+            order.append("next piece")
+
+    def step() -> None:
+        assert inside.wait(PATIENCE)
+        start.keep({0: torch.zeros(1)})
+        order.append("step")
+
+    at_once([read_on, step])
+
+    assert order == ["step", "next piece"]
+
+
 def test_what_no_tail_can_follow_travels_with_the_rest() -> None:
     """The encoder that moves in each step, and nothing that an optimizer owns."""
     source, joiner = Moving(), Moving()
@@ -186,3 +210,38 @@ def test_what_no_tail_can_follow_travels_with_the_rest() -> None:
 
     assert all(map(torch.equal, joiner.key.parameters(), source.key.parameters()))
     assert not torch.equal(joiner.query.weight, source.query.weight)
+
+
+def test_a_state_without_what_has_moved_is_placed() -> None:
+    """As in checkpoints of 0.1.0, and in snapshots."""
+    source, joiner = Moving(), Moving()
+    source.step()
+    before = joiner.key.weight.clone()
+    joiner.units.place_rest(*source.units.rest())
+
+    assert torch.equal(joiner.key.weight, before)
+
+
+def test_a_state_that_is_put_in_place_is_no_change_by_the_script() -> None:
+    """A frozen model that a joiner got would travel at each boundary of a later move."""
+    source, joiner = Moving(), Moving()
+    joiner.local.begin()
+    joiner.commit()
+    for number in range(len(joiner.units)):
+        joiner.units.place(number, *source.units.collect(number))
+    joiner.local.begin()
+    joiner.commit()
+
+    assert joiner.local.start.moved() == frozenset()
+
+
+def test_what_has_just_moved_for_the_first_time_travels_with_the_rest() -> None:
+    """An average that begins late, seen before the next step begins."""
+    moving = Moving()
+    for _ in range(6):
+        moving.local.begin()
+        moving.commit()
+    with torch.no_grad():
+        moving.key.weight.mul_(0.5)
+
+    assert moving.local.start.moved() == {id(moving.key.weight)}

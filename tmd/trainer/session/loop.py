@@ -217,6 +217,7 @@ class BatchLoop:
         if self.saving is not None and not self._hooks.shadowing:
             place = (step, self.feed.position, self._hooks.rank, base)
             self.saving.checkpoints.at_boundary(*place)
-            if self._cycle.moves:
-                self.settle()  # before the step changes what is still to be copied
+            if self._cycle.moves or self.feed.due:
+                # Before the step, or a function of the script, changes what is still to be copied.
+                self.settle()
         seed_all(base, step, "step")

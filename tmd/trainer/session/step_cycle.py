@@ -245,7 +245,7 @@ class StepCycle:
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
             self.outcome = self.hooks.vote(self._local, self._kind)
-            self._local.voted()
+            self._local.release_start()
             if self.outcome is VoteOutcome.COMMIT:
                 # Little is queued on the device here. After the optimizer it would be busy again.
                 self._read_loss()

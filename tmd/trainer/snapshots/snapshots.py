@@ -52,6 +52,8 @@ class Snapshots:
         self._store = SnapshotStore(tell, self._freed)
         self._place = (-1, -1)
         """Epoch and ``batches()`` call of the latest boundary."""
+        self._put_off = False
+        """Whether one is due at the next boundary, since it was at this one."""
         self._taking: SnapshotWriter | None = None
         self._begun: SnapshotWriter | None = None
         """``_taking`` until the sender's thread has picked it up."""
@@ -84,7 +86,10 @@ class Snapshots:
         if fresh:
             self.give_up()
             self._place = place
-        if self._taking is None and is_due(step, self._every, fresh=fresh):
+        due = self._put_off or is_due(step, self._every, fresh=fresh)
+        # A function of session.repeatable() may exchange the weights for a while.
+        self._put_off = due and bool(feed.due)
+        if self._taking is None and due and not self._put_off:
             self._begin(step, membership, warn=fresh)
 
     def skip(self, step: int) -> None:
@@ -126,10 +131,14 @@ class Snapshots:
         if len(set(hosts)) == 1:
             log.warning("all ranks are on one host: snapshots will not survive its loss")
 
-    @property
-    def ballot(self) -> int:
-        """What this rank adds to the vote: the stage of its snapshot."""
-        return WriterStage.DONE if self._taking is None else self._taking.stage
+    def ballot(self, *, torn: bool) -> int:
+        """What this rank adds to the vote: the stage of its snapshot. ``torn``: the present step
+        has changed parameters of which threads may have read other values than those of its
+        start."""
+        if (taking := self._taking) is None:
+            return WriterStage.DONE
+        taking.torn |= torn and taking.step == self._window.version
+        return WriterStage.FAILED if taking.torn else taking.stage
 
     def voted(self, least: int) -> None:
         """Apply the vote's result: the stage of the slowest rank, equal on every rank."""

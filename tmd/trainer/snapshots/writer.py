@@ -48,6 +48,8 @@ class SnapshotWriter:
         self.keeper = keeper
         self.verdict = verdict
         self.stage = WriterStage.GOING
+        self.torn = False
+        """Whether the step changed parameters that were being copied."""
         self.over = threading.Event()
         """Set once the outcome no longer matters."""
         self._entries: list[OutboxEntry] = []

@@ -51,8 +51,10 @@ class LocalState:
         """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
         self._moved = MovedParameters(registry)
-        self.start = StepStart()
+        self.start = StepStart(lambda: self._moved.moved_loose)
         """What other threads read of parameters that the present step changes."""
+        self.torn = False
+        """Whether they may have read other values than those of its start."""
         self.renew()
 
     def renew(self) -> None:
@@ -90,9 +92,12 @@ class LocalState:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
+        if self.start.placed:
+            self._moved.placed()
+            self.start.placed = False
         self._moved.keep(trains=trains)
         self.start.keep(self._moved.copies)
-        self.start.moved = self._moved.loose
+        self.torn = False
         self._keep()
         self._steps += trains
 
@@ -151,8 +156,7 @@ class LocalState:
         self._sent = None
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
-        self._moved.put_back()
-        self.start.drop()
+        self.start.drop(self._moved.put_back())
         for saved in self._saved.values():
             saved.put_back()
         set_graded(zip(self._params, self._graded, strict=True))
@@ -227,13 +231,13 @@ class LocalState:
 
     def at_vote(self) -> None:
         """Note what a step has changed in which an optimizer runs next."""
-        self._moved.look()
+        self.torn = self._moved.look()
         found = self._found() if self._marks else {}
         for name, mark in self._marks.items():
             if name not in found or _mark(found[name].buffer) != mark:
                 self._written.add(name)
 
-    def voted(self) -> None:
+    def release_start(self) -> None:
         """The step is committed, or belongs to a shadow: its parameters may take new values."""
         self.start.drop()
 

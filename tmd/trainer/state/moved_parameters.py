@@ -75,6 +75,7 @@ class MovedParameters:
         self._after_vote: set[int] = set()
         """Numbers of loose ones that have moved between a vote and the next step."""
         self._steps = 0
+        """Steps with a vote before their optimizer."""
         self._kept: list[ParameterMark] = []
         self._voted: list[ParameterMark] | None = None
         self._copies: dict[int, Tensor] = {}
@@ -87,9 +88,12 @@ class MovedParameters:
         return bool(self._before_vote)
 
     @property
-    def loose(self) -> frozenset[int]:
+    def moved_loose(self) -> frozenset[int]:
         """Identities of those that no optimizer owns and that have moved."""
-        moved = (self._all[number] for number in self._before_vote | self._after_vote)
+        numbers = self._before_vote | self._after_vote
+        if self._voted is not None:
+            numbers = numbers | _moved(self._voted, self._marks())
+        moved = (self._all[number] for number in numbers)
         return frozenset(id(watched.param) for watched in moved if watched.loose)
 
     @property
@@ -112,11 +116,12 @@ class MovedParameters:
         self._copies = self._to_host() if trains and self._steps == 0 else {}
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
-        self._steps += trains
 
-    def look(self) -> None:
-        """A step in which an optimizer runs has come to its vote."""
+    def look(self) -> bool:
+        """A step in which an optimizer runs has come to its vote. Returns whether a parameter has
+        changed of which no copy was kept."""
         self._voted = self._marks()
+        self._steps += 1
         moved = _moved(self._kept, self._voted) - self._before_vote
         if moved:
             self._before_vote |= moved
@@ -128,6 +133,7 @@ class MovedParameters:
                 self._all[min(moved)].name,
                 size,
             )
+        return not moved <= self._copies.keys()
 
     def set_aside(self) -> None:
         """The step ends without an update: copy what the code after its block may change."""
@@ -142,8 +148,8 @@ class MovedParameters:
         """Another state was put in place since the last vote."""
         self._voted = None
 
-    def put_back(self) -> None:
-        """Restore the values from the beginning of the step.
+    def put_back(self) -> list[Tensor]:
+        """Restore the values from the beginning of the step. Returns what was written to.
 
         Raises:
             StateMismatch: a parameter has changed of which there is no copy.
@@ -155,11 +161,14 @@ class MovedParameters:
                 "in no step before, so that there is no copy of its values; this worker ends, "
                 "since it could only go on with other numbers"
             )
+        restored = []
         for number, saved in self._copies.items():
             own = local_part(self._all[number].param)
             before = saved.to(own.device)
             if not torch.equal(own, before):
                 own.data.copy_(before)
+                restored.append(own)
+        return restored
 
     def _marks(self) -> list[ParameterMark]:
         sampled = self._steps <= SAMPLED_STEPS

@@ -7,7 +7,7 @@ SAM changes a parameter meanwhile, they must read its value at the start of the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -22,10 +22,13 @@ class StepStart:
     step changes the parameters, and drops them once the parameters have their values again, or may
     take new ones."""
 
-    def __init__(self) -> None:
-        self.moved: frozenset[int] = frozenset()
-        """Identities of parameters that steps have changed and no optimizer owns."""
-        self._reading = threading.Lock()
+    def __init__(self, moved: Callable[[], frozenset[int]] = frozenset) -> None:
+        """``moved``: identities of the parameters that steps have changed and no optimizer owns;
+        main thread."""
+        self.moved = moved
+        self.placed = False
+        """Whether another state was put in place since the script has begun a step."""
+        self._turn, self._reading = threading.Lock(), threading.Lock()
         self._values: Mapping[int, Tensor] = {}
         self._queued: Queued = device.NOTHING
 
@@ -33,17 +36,24 @@ class StepStart:
         """From here on the parameters of these identities may change: threads read ``values``, of
         this rank's parts. Waits for the piece that one of them reads now."""
         if values or self._values:
-            queued = device.current().queued(values.values())
-            with self._reading:
-                self._values, self._queued = dict(values), queued
+            self._replace(values, values.values())
 
-    def drop(self) -> None:
-        """Threads read the parameters themselves again."""
-        self._values = {}
+    def drop(self, restored: Iterable[Tensor] = ()) -> None:
+        """Threads read the parameters themselves again. A device may still be restoring those in
+        ``restored``."""
+        if self._values:
+            self._replace({}, restored)
+
+    def place(self) -> None:
+        """Another state is put in place, in which the script has no part."""
+        self.placed = True
+        self.drop()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """For one piece: what :meth:`of` returns keeps its values. Any thread."""
+        with self._turn:
+            pass  # a reader that comes again at once does not overtake the main thread
         with self._reading, device.after(self._queued):
             yield
 
@@ -52,3 +62,8 @@ class StepStart:
         host memory while the parameter is on a device."""
         found = self._values.get(id(param))
         return local_part(param) if found is None else found
+
+    def _replace(self, values: Mapping[int, Tensor], written: Iterable[Tensor]) -> None:
+        queued = device.current().queued(written)
+        with self._turn, self._reading:
+            self._values, self._queued = dict(values), queued

@@ -144,6 +144,7 @@ class Units:
     @torch.no_grad()
     def place(self, number: int, layout: Layout, values: Sequence[Tensor]) -> None:
         """Replace a unit, in place where its tensors have the same kind."""
+        self.start.place()
         param = self.params[number]
         own, tensors = self.collect(number)
         if specs(own) == specs(layout):
@@ -192,9 +193,11 @@ class Units:
         ``moving``: with the parameters that the script changes and no optimizer owns, which no tail
         can follow.
         """
-        moved = self.start.moved if moving else frozenset()
-        params = {number: p for number, p in enumerate(self.params) if id(p) in moved}
-        return flatten({"buffers": dict(self._buffers()), "moved": params, **self._besides()})
+        found = {"buffers": dict(self._buffers()), **self._besides()}
+        if moving:
+            moved = self.start.moved()
+            found["moved"] = {n: p for n, p in enumerate(self.params) if id(p) in moved}
+        return flatten(found)
 
     def _besides(self) -> dict[str, Any]:
         """Everything that is neither a unit nor a buffer."""
@@ -216,10 +219,11 @@ class Units:
         Raises:
             StateMismatch: buffers or parameter groups differ.
         """
+        self.start.place()
         found = unflatten(layout, iter(values))
         if buffers:
             self._place_buffers(found["buffers"])
-        for number, value in found["moved"].items():
+        for number, value in found.get("moved", {}).items():
             local_part(self.params[number]).copy_(value)
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)

@@ -1,10 +1,10 @@
 """Computes the digest that is compared after a loss in the background: it starts at the loss, while
 the broken step still runs and is then repeated.
 
-Optimizer state changes only when an optimizer runs, and none runs before the comparison ends. So do
-parameters, except those that the step has kept (:mod:`tmd.trainer.state.step_start`). So no rank
-waits for the digest, however large the state is. Between the end of a step and the next boundary a
-script may change both.
+Parameters and optimizer state change only when an optimizer runs, and none runs before the
+comparison ends; for parameters that a step changes itself see :mod:`tmd.trainer.state.step_start`.
+So no rank waits for the digest, however large the state is. Between the end of a step and the next
+boundary a script may change both.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class EarlyDigest:
         self.begin()
         work = self._work
         if work is None:
-            whole = whole_digest(self._units, step, self._rest)
+            with self._units.start.reading():
+                whole = whole_digest(self._units, step, self._rest)
             return lambda: whole
         rest = self._units.digest_of_rest() if self._rest is None else self._rest
         return lambda: {**work.result(), **rest}
