@@ -1048,22 +1048,26 @@ def test_json_on_stdout_is_nothing_but_json(verb, config, store, running):
 def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tmp_path, drained):
     """Redis is killed and comes back; the verb says so once, and sees the end of the drain. Without
     the drain the host might get a rank again."""
-    path = tmp_path / "tmd.toml"
-    (tmp_path / "redis").mkdir()
-    settings = f"[redis]\nurl = 'unix://{tmp_path}/redis/redis.sock'\n[host]\nname = 'h1'\n"
-    path.write_text(f"[cluster]\nname = 'c'\nsecret = '0123456789abcdef'\n{settings}")
-    run = runner(load(path))
+
+    def configured(folder):
+        folder.mkdir()
+        settings = f"[redis]\nurl = 'unix://{folder}/redis.sock'\n[host]\nname = 'h1'\n"
+        path = tmp_path / f"{folder.name}.toml"
+        path.write_text(f"[cluster]\nname = 'c'\nsecret = '0123456789abcdef'\n{settings}")
+        return path
+
+    before, after = tmp_path / "before", tmp_path / "after"
+    path, later = map(configured, (before, after))
 
     async def fill(s, *hosts, drained=True):
-        # The verb looks all the while. The job comes last: without its record it waits.
         if drained:
             await s.drain(DrainRequest("h1", "d1", by="ann"))
         for host in ("h1", "h2", "h3"):
             await s.put_host(HostStatus(host, "i", at=time.time()), ttl_s=60, wake=False)
         await s.put_job(record(*hosts), expected=0)
 
-    with embedded.redis(tmp_path / "redis", binary=redis_binary):
-        run(lambda s: fill(s, "h1", "h2"))
+    with embedded.redis(before, binary=redis_binary):
+        runner(load(path))(lambda s: fill(s, "h1", "h2"))
         waiting = subprocess.Popen(
             [sys.executable, "-m", "tmd.cli", "drain", "h1", "--wait", "-c", str(path)],
             stdout=subprocess.PIPE,
@@ -1074,8 +1078,10 @@ def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tm
         assert waiting.stdout.readline() == "drain of h1 requested\n"
     try:
         away = waiting.stderr.readline()
-        with embedded.redis(tmp_path / "redis", binary=redis_binary):
-            run(lambda s: fill(s, "h3", "h2", drained=drained))
+        with embedded.redis(after, binary=redis_binary):
+            runner(load(later))(lambda s: fill(s, "h3", "h2", drained=drained))
+            # It is back with all that it has: the verb looks all the while.
+            (before / "redis.sock").symlink_to(after / "redis.sock")
             output, errors = waiting.communicate(timeout=30)
     finally:
         waiting.kill()

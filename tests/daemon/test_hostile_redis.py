@@ -115,8 +115,9 @@ async def test_a_forged_lease_expires(cluster, text):
     assert isinstance(granted, Granted)
     assert lapse <= 0.3
     if lapse:  # requests of others do not delay it
-        assert again.remaining_s <= lapse
-        assert later.remaining_s <= lapse / 2
+        for left_s, asked in ((lapse, again), (lapse / 2, later)):
+            # On a busy host it may have lapsed by then.
+            assert isinstance(asked, Granted) or asked.remaining_s <= left_s
     assert 0 < granted.epoch < 10**15
 
 
