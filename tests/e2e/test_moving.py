@@ -54,6 +54,21 @@ async def test_a_rank_moves_and_another_is_lost(
 
 
 @pytest.mark.thorough
+async def test_a_standby_rehearses_a_job_that_evaluates_after_each_step(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """The digest that follows the recorded step comes after an evaluation."""
+    arguments = (*LONG, "--evaluate")
+    async with running(
+        tmp_path, redis.url, faults=[PACE], script=SCRIPT, arguments=arguments, rehearse=True
+    ) as run:
+        verdicts = [verdict for _, verdict in await run.rehearsed(1)]
+
+    assert verdicts
+    assert not any(verdict.refusal or verdict.suspect for verdict in verdicts)
+
+
+@pytest.mark.thorough
 async def test_weights_that_are_clipped_are_copied_in_one_wait(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, redis: EmbeddedRedis
 ) -> None:

@@ -176,6 +176,19 @@ def test_a_step_knows_whether_it_has_changed_what_was_not_copied() -> None:
     assert torn == [False] * 6 + [True, False]
 
 
+def test_a_step_whose_update_is_left_out_knows_it_too() -> None:
+    """Its vote comes at the end of the block."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+    job.begin()
+    in_place(job.other.weight)
+    job.local.at_vote(updates=False)
+
+    assert job.local.torn
+
+
 def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_numbers() -> None:
     """It is the first of its kind, and the step breaks."""
     job = Job()

@@ -13,6 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.standalone import Script
+from tmd.trainer.session.session import Session
+from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.state.data import Position
 
 
@@ -176,6 +178,38 @@ def test_a_joiner_of_an_ended_loop_runs_what_is_due_where_the_script_calls_it() 
     assert not script.session.skipped
     assert total.value == 10
     assert script.session.position == Position(1)
+
+
+class SentOn(StandaloneHooks):
+    """The rank that it joins as is in a later call."""
+
+    is_behind = False
+
+    def boundary(self) -> bool:
+        return not self.is_behind
+
+
+def test_a_joiner_that_is_sent_on_runs_nothing_that_was_due(script: Evaluated) -> None:
+    """The rank is past it. What the joiner has got of its state must not be taken back."""
+    hooks, ran = SentOn(), list[int]()
+    session, model = Session(hooks), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    session.register(model=model, optimizer=optimizer)
+    evaluate = session.repeatable(lambda: ran.append(1), name="evaluate")
+    for _ in session.batches([2.0, 3.0, 4.0]):
+        with session.step():
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+        feed = session._cycle.feed
+        assert feed is not None
+        feed.seek(Position(0, 3, due="evaluate", over=True))
+        hooks.is_behind = True
+        with torch.no_grad():
+            model.weight.fill_(7.0)
+    evaluate()
+
+    assert ran == []
+    assert model.weight.item() == 7.0
 
 
 def test_a_joiner_that_does_not_call_what_is_due_is_told(script: Evaluated) -> None:

@@ -141,6 +141,25 @@ def test_a_settled_joiner_proves_from_time_to_time_that_it_computes_the_same() -
     assert seen == [(step, step % 3 == 0) for step, _ in seen]
 
 
+def test_a_check_that_an_evaluation_cuts_off_is_made_up_for() -> None:
+    """Else a hot standby of a job that evaluates at each check would never be compared."""
+    with show(plan="", pace=SourcePace(check_every=3)) as s:
+        s.arrive()
+        s.ear.say(Settled())
+        while s.step % 3 or not s.shown._settled:
+            s.train(1)
+        s.begin(shut=True)
+        s.shown.evaluates()
+        s.commit()
+        seen = []
+        for _ in range(2):
+            s.begin()
+            seen.append(s.shown.proves_sums)
+            s.commit()
+
+    assert seen == [True, False]
+
+
 def test_a_settled_joiner_gets_no_more_tails() -> None:
     """Each of its steps is still compared."""
     with show() as s:

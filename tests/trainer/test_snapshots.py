@@ -71,7 +71,7 @@ class Rank(Facts):
         return self.ballot()
 
     def ballot(self, *, torn: bool = False) -> int:
-        return self.snapshots.ballot(torn=torn)
+        return self.snapshots.ballot(self.step, torn=torn)
 
     def apply(self) -> None:
         """The rest of a committed step."""
@@ -237,6 +237,7 @@ def test_a_step_that_changes_parameters_for_the_first_time_takes_no_snapshot() -
         rank.snapshots.voted(WriterStage.FAILED)
         assert rank.kept == ()
 
+        rank.apply()
         rank.snapshots.at_boundary(2)
         rank.settled()
         rank.apply()

@@ -109,7 +109,7 @@ def main() -> None:
             step.record(loss)
         if averages:
             average.update_parameters(query.module)
-        if args.evaluate and session.step_number % 4 == 2:
+        if args.evaluate:
             evaluate()
         injector.reach("between")
     leave_digest(session, nn.ModuleList([query, key]))

@@ -183,6 +183,8 @@ class BatchLoop:
                 break
             if not self.repeatables.run_due(feed):
                 break
+        else:
+            feed.due = ""  # the rank that this worker joins as is past it
         feed.leave()
         return False
 

@@ -236,8 +236,8 @@ class StepCycle:
             self._trace.computed()
             if self.spoilt:
                 raise Interrupted  # a further step of a batch that comes again
-            if self._trains and not skipped:
-                self._local.at_vote()
+            if self._trains:
+                self._local.at_vote(updates=not skipped)
             if self._registry is not None:
                 # Some modules have an extra state only after a first forward.
                 registry, self._registry = self._registry, None

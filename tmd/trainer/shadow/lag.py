@@ -10,6 +10,24 @@ UNNOTICED_S = 0.02
 """A lag that is never too large, however short the steps."""
 
 
+class EvaluationTime:
+    """Adds up for how long a rank has run functions of ``session.repeatable()``, in which nothing
+    is copied or compared."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._since: float | None = None
+
+    def boundary(self, at: float, *, evaluates: bool) -> None:
+        """At ``at`` (monotonic) the rank began a step, or such a function."""
+        self._total = self.seconds(at)
+        self._since = at if evaluates else None
+
+    def seconds(self, now: float) -> float:
+        """With that of a function that still runs."""
+        return self._total + (0.0 if self._since is None else now - self._since)
+
+
 class Lag:
     """``share``: fraction of a step's duration that a shadow may lag and still be in step."""
 

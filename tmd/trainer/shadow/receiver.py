@@ -33,6 +33,7 @@ from tmd.trainer.protocol.frames import (
     Output,
     Unit,
 )
+from tmd.trainer.shadow.lag import EvaluationTime
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.units import digest_of_inputs
 from tmd.trainer.state_transfer.transfer import CONNECT_TIMEOUT_S
@@ -90,6 +91,7 @@ class ShadowReceiver:
         """Bytes received and not yet used."""
         self._stream_step = 0
         """Step of the latest boundary received."""
+        self.evaluations = EvaluationTime()
         self._ended: LinkError | None = None
         self.starved = False
         """Whether an output never came, so that the current step is void."""
@@ -302,6 +304,7 @@ class ShadowReceiver:
                 case _:
                     if isinstance(frame, Boundary):
                         self._stream_step = frame.step
+                        self.evaluations.boundary(arrival.at, evaluates=bool(frame.position.due))
                     self._state.append(arrival)
             self._arrived.notify_all()
         if self._waiting > self._bound:

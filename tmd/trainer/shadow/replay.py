@@ -77,10 +77,11 @@ class ReplaySession(ShadowSession):
         return needed
 
     def _may_begin(self) -> bool:
-        # A step without an optimizer would prove nothing.
-        if self._due or not super()._may_begin():
+        if not super()._may_begin():
             return False
         if self._source is OutputOrigin.UNDECIDED:
+            if self._due:  # a step without an optimizer would prove nothing
+                return False
             self._record()
         return self._source is not OutputOrigin.UNDECIDED
 

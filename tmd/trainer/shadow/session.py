@@ -159,10 +159,11 @@ class ShadowSession:
 
     @property
     def overdue(self) -> bool:
-        """Whether its time to get in step is over."""
+        """Whether its time to get in step is over, not counting the evaluations of the rank."""
         since, now = self._positioned_at, time.monotonic()
         # With long steps the number of steps matters.
         patience = max(self._limits.patience_s, FEW_STEPS * self.lag.pace_s(now))
+        patience += self.shadow.evaluations.seconds(now)
         settled = self._stage >= ShadowStage.SETTLED
         return since > 0 and not settled and now - since > patience
 

@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum, auto
 
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from tmd.trainer.protocol.frames import (
 )
 from tmd.trainer.protocol.outbox import Outbox
 from tmd.trainer.shadow.output_load import LinkRate
-from tmd.trainer.shadow.source_context import SourceContext, SourcePace
+from tmd.trainer.shadow.source_context import SourceContext, SourcePace, SourceStage
 from tmd.trainer.shadow.unit_copy import UnitCopy
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.dtensors import local_part
@@ -50,18 +49,6 @@ HANDED_OVER = "the rest of the state follows"
 BEHIND = "the joiner does not keep up: too many bytes wait for it"
 
 log = logging.getLogger("tmd.trainer")
-
-
-class SourceStage(Enum):
-    """The joiner's progress as known to the source. Only the main thread changes it, except to
-    OVER."""
-
-    OPENED = auto()  # the joiner moves to its data position
-    COPYING = auto()  # units and tails
-    LIVE = auto()  # outputs, and tails as long as it may have to jump
-    TAILS = auto()  # tails only, and the boundary of each step
-    RELEASED = auto()  # only what is queued; the joiner has taken another rank
-    OVER = auto()
 
 
 class ShadowSource:
@@ -98,6 +85,8 @@ class ShadowSource:
         self._tails = True
         """Whether tails are sent: the joiner may have to skip steps by them."""
         self._digest: UnitDigest | None = None
+        self._owes_check = False
+        """Whether the digest of the step before could not be completed."""
         self._last_words: Dropped | None = None
         self._taken = threading.Event()
         self._threads = [
@@ -161,6 +150,10 @@ class ShadowSource:
             layout, values = flatten(self._units.values(number))
             grads = [local_part(g) for i in given if (g := params[i].grad) is not None]
             self._put(frames.Tail(step, number, tuple(given), layout), [*grads, *values])
+
+    def evaluates(self) -> None:
+        """No digest of this step can be completed: the next one makes up for it."""
+        self._owes_check = self._digest is not None
 
     def send_result(self, channel: str, payload: bytes) -> None:
         """Send the result of a vote or a shift."""
@@ -278,7 +271,8 @@ class ShadowSource:
         # it. A joiner that follows by tails is compared after the vote.
         each = not self._settled or (bool(self.plan) and self._stage is SourceStage.LIVE)
         # With DDP equal outputs hide that the joiner's gradients have come to differ.
-        self.proves_sums = step % self._pace.check_every == 0
+        self.proves_sums = step % self._pace.check_every == 0 or self._owes_check
+        self._owes_check = False
         check = each or self.proves_sums
         layout, tensors = self._units.rest(moving=True) if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()

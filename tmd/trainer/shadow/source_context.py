@@ -1,9 +1,10 @@
-"""What the sources of a worker share, and their pace."""
+"""What the sources of a worker share, their pace, and the stages of each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -14,6 +15,18 @@ from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.shadow.output_load import OutputLoad
 from tmd.trainer.state.units import Units
 from tmd.trainer.state.window import Window
+
+
+class SourceStage(Enum):
+    """The joiner's progress as known to the source. Only the main thread changes it, except to
+    OVER."""
+
+    OPENED = auto()  # the joiner moves to its data position
+    COPYING = auto()  # units and tails
+    LIVE = auto()  # outputs, and tails as long as it may have to jump
+    TAILS = auto()  # tails only, and the boundary of each step
+    RELEASED = auto()  # only what is queued; the joiner has taken another rank
+    OVER = auto()
 
 
 class SourcePace(Struct, frozen=True):

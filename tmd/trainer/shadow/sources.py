@@ -86,6 +86,12 @@ class ShadowSources:
         if self._window.version is not None:
             self._window.close()
 
+    def evaluates(self) -> None:
+        """A function of ``session.repeatable()`` runs, which may exchange parameters."""
+        self.close_window()
+        for mirror in self._mirrors:
+            mirror.evaluates()
+
     def close_feed(self) -> None:
         """A ``batches()`` call has ended: the script may change the parameters, and do anything
         else, before the next step."""

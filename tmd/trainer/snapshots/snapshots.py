@@ -85,11 +85,13 @@ class Snapshots:
         fresh = place != self._place
         if fresh:
             self.give_up()
-            self._place = place
         due = self._put_off or is_due(step, self._every, fresh=fresh)
         # A function of session.repeatable() may exchange the weights for a while.
         self._put_off = due and bool(feed.due)
-        if self._taking is None and due and not self._put_off:
+        if self._put_off:
+            return
+        self._place = place
+        if self._taking is None and due:
             self._begin(step, membership, warn=fresh)
 
     def skip(self, step: int) -> None:
@@ -131,13 +133,12 @@ class Snapshots:
         if len(set(hosts)) == 1:
             log.warning("all ranks are on one host: snapshots will not survive its loss")
 
-    def ballot(self, *, torn: bool) -> int:
-        """What this rank adds to the vote: the stage of its snapshot. ``torn``: the present step
-        has changed parameters of which threads may have read other values than those of its
-        start."""
+    def ballot(self, step: int, *, torn: bool) -> int:
+        """What this rank adds to the vote: the stage of its snapshot. ``torn``: ``step`` has
+        changed parameters of which threads may have read other values than those of its start."""
         if (taking := self._taking) is None:
             return WriterStage.DONE
-        taking.torn |= torn and taking.step == self._window.version
+        taking.torn |= torn and taking.step == step
         return WriterStage.FAILED if taking.torn else taking.stage
 
     def voted(self, least: int) -> None:

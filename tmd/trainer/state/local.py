@@ -92,10 +92,7 @@ class LocalState:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
-        if self.start.placed:
-            self._moved.placed()
-            self.start.placed = False
-        self._moved.keep(trains=trains)
+        self._keep_parameters(trains=trains)
         self.start.keep(self._moved.copies)
         self.torn = False
         self._keep()
@@ -103,8 +100,14 @@ class LocalState:
 
     def keep(self) -> None:
         """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
-        self._moved.keep(trains=False)
+        self._keep_parameters(trains=False)
         self._keep()
+
+    def _keep_parameters(self, *, trains: bool) -> None:
+        if self.start.placed:
+            self._moved.placed()
+            self.start.placed = False
+        self._moved.keep(trains=trains)
 
     def _keep(self) -> None:
         found = self._found()
@@ -229,9 +232,12 @@ class LocalState:
         """Whether parameters may change in a step before its optimizer runs."""
         return self._moved.known
 
-    def at_vote(self) -> None:
-        """Note what a step has changed in which an optimizer runs next."""
-        self.torn = self._moved.look()
+    def at_vote(self, *, updates: bool = True) -> None:
+        """Note what a step has changed. ``updates``: an optimizer runs next."""
+        self.torn = self._moved.has_moved_uncopied
+        if not updates:
+            return
+        self._moved.look()
         found = self._found() if self._marks else {}
         for name, mark in self._marks.items():
             if name not in found or _mark(found[name].buffer) != mark:

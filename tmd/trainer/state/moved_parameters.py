@@ -117,9 +117,13 @@ class MovedParameters:
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
 
-    def look(self) -> bool:
-        """A step in which an optimizer runs has come to its vote. Returns whether a parameter has
-        changed of which no copy was kept."""
+    @property
+    def has_moved_uncopied(self) -> bool:
+        """Whether one has changed in this step of which no copy was kept."""
+        return not _moved(self._kept, self._marks()) <= self._copies.keys()
+
+    def look(self) -> None:
+        """A step in which an optimizer runs has come to its vote."""
         self._voted = self._marks()
         self._steps += 1
         moved = _moved(self._kept, self._voted) - self._before_vote
@@ -133,7 +137,6 @@ class MovedParameters:
                 self._all[min(moved)].name,
                 size,
             )
-        return not moved <= self._copies.keys()
 
     def set_aside(self) -> None:
         """The step ends without an update: copy what the code after its block may change."""

@@ -168,7 +168,7 @@ class Coordinator:
         self._parts.migration.begun(trains=trains)
         self._parts.sources.in_step = trains
         if not trains:
-            self._parts.sources.close_window()
+            self._parts.sources.evaluates()
         self._parts.continuation.begin_step(trains=trains)
 
     def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
@@ -195,7 +195,8 @@ class Coordinator:
         if parts.recovery.is_refuted():
             raise Interrupted
         pace = self._pacing.ballot(status, alone=self._fabric.passes.shrunk)
-        ballot = (parts.snapshots.ballot(torn=local.torn), parts.continuation.ballot, *pace)
+        snapshot = parts.snapshots.ballot(status.step, torn=local.torn)
+        ballot = (snapshot, parts.continuation.ballot, *pace)
         try:
             local.exchange_copies(status.step, self.rank, status.world_size, self.adoption.hand_on)
         except LinkError:
