@@ -78,6 +78,7 @@ async def test_a_rank_moves_by_its_gradients(
         await run.ends_like(golden)
 
 
+@pytest.mark.thorough
 async def test_outputs_that_do_not_fit_are_given_up_for_gradients(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -45,7 +45,7 @@ async def lost_in_backward(run: Run) -> tuple[MigrationPlan, int]:
 @pytest.mark.parametrize(
     ("point", "arguments"),
     [
-        ("forward", ()),
+        thorough("forward", ()),
         thorough("forward", ("--leave-early",)),
         ("backward", ()),
         thorough("before-vote", ()),
@@ -73,7 +73,7 @@ async def test_no_step_is_repeated(
 
 @pytest.mark.parametrize(
     ("lost", "late"),
-    [("data", "backward@0"), ("forward", "data@2"), thorough("between", "backward@0")],
+    [("data", "backward@0"), thorough("forward", "data@2"), thorough("between", "backward@0")],
 )
 async def test_a_worker_that_has_not_begun_the_step_takes_part_in_it(
     lost: str, late: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden

@@ -39,6 +39,7 @@ async def test_a_model_that_the_standby_has_not_used_sums_the_same_gradients(
         await run.ends_like(golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_standby_that_has_not_used_a_model_is_not_suspected(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
