@@ -234,10 +234,9 @@ class LocalState:
 
     def at_vote(self, *, updates: bool = True) -> None:
         """Note what a step has changed. ``updates``: an optimizer runs next."""
-        self.torn = self._moved.has_moved_uncopied
+        self.torn = self._moved.look(updates=updates)
         if not updates:
             return
-        self._moved.look()
         found = self._found() if self._marks else {}
         for name, mark in self._marks.items():
             if name not in found or _mark(found[name].buffer) != mark:

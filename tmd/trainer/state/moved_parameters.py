@@ -117,16 +117,18 @@ class MovedParameters:
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
 
-    @property
-    def has_moved_uncopied(self) -> bool:
-        """Whether one has changed in this step of which no copy was kept."""
-        return not _moved(self._kept, self._marks()) <= self._copies.keys()
+    def look(self, *, updates: bool = True) -> bool:
+        """A step has come to its vote. ``updates``: an optimizer runs next. Returns whether a
+        parameter has changed in the step of which no copy was kept."""
+        marks = self._marks()
+        moved = _moved(self._kept, marks)
+        if updates:
+            self._voted = marks
+            self._steps += 1
+            self._learn(moved - self._before_vote)
+        return not moved <= self._copies.keys()
 
-    def look(self) -> None:
-        """A step in which an optimizer runs has come to its vote."""
-        self._voted = self._marks()
-        self._steps += 1
-        moved = _moved(self._kept, self._voted) - self._before_vote
+    def _learn(self, moved: set[int]) -> None:
         if moved:
             self._before_vote |= moved
             size = sum(self._all[number].size for number in moved) / 1e6
