@@ -250,6 +250,30 @@ def test_a_state_that_changes_in_the_step_is_copied_before_it(moves: bool, tmp_p
     assert copied == [moves]
 
 
+def test_a_step_that_changes_parameters_for_the_first_time_misses_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """What was copied of it may be of its middle."""
+    session, model = Session(Voting()), nn.Linear(4, 4)
+    key = nn.Linear(4, 4).requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    session.register(model=[model, key], optimizer=optimizer)
+    session.checkpoint(tmp_path, every=6, keep=100)
+    saving = session._loop.saving
+    assert saving is not None
+    for batch in session.batches([torch.ones(4)] * 14):
+        with session.step():
+            if session.step_number >= 6:
+                with torch.no_grad():
+                    key.weight.mul_(0.9).add_(model.weight, alpha=0.1)
+            optimizer.zero_grad()
+            (model(batch) - key(batch)).square().sum().backward()
+            optimizer.step()
+    saving.checkpoints.close()
+
+    assert complete(p.name for p in tmp_path.iterdir()) == [12]
+
+
 def test_a_state_is_copied_before_an_evaluation_that_may_exchange_the_weights(
     tmp_path: Path,
 ) -> None:

@@ -57,6 +57,7 @@ class Job:
         self.local.at_vote()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.local.close()
         after()
 
     def breaks(self, after: Callable[[], object] = lambda: None) -> None:
@@ -189,6 +190,74 @@ def test_a_step_whose_update_is_left_out_knows_it_too() -> None:
     assert job.local.torn
 
 
+def test_an_average_moves_as_a_whole() -> None:
+    """A part of it may take steps that are too small for the elements that are looked at."""
+    job = Job()
+    for _ in range(6):
+        job.begin()
+        in_place(job.other.weight)
+        job.commit()
+    job.begin()
+    in_place(job.other.weight)
+    behind_autograd(job.other.bias)
+    job.breaks()
+
+    assert job.undone
+
+
+def test_a_frozen_part_of_a_trained_model_is_not_copied_with_what_moves_beside_it() -> None:
+    """The base of a LoRA job may be as large as the device."""
+    layers = [nn.Linear(8, 8, bias=False) for _ in range(3)]
+    optimizer = torch.optim.SGD(layers[0].parameters(), 0.1)
+    moved = MovedParameters(Registry({"model": nn.Sequential(*layers), "optimizer": optimizer}))
+    for _ in range(6):
+        moved.keep(trains=True)
+        in_place(layers[1].weight)
+        moved.look()
+    moved.keep(trains=True)
+
+    assert moved.copies.keys() == {id(layers[1].weight)}
+
+
+def test_what_code_behind_the_block_does_to_trained_weights_is_undone() -> None:
+    """It normalizes them, and runs after a broken step, too."""
+    job = Job()
+    for _ in range(6):
+        job.begin()
+        job.commit(lambda: behind_autograd(job.model.weight))
+    job.begin()
+    job.breaks(lambda: behind_autograd(job.model.weight))
+
+    assert job.undone
+
+
+def test_a_change_in_a_step_without_an_update_is_learnt() -> None:
+    """The next one can be repeated."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+    job.begin()
+    in_place(job.other.weight)
+    job.local.at_vote(updates=False)
+    job.begin()
+    in_place(job.other.weight)
+    job.breaks()
+
+    assert job.undone
+
+
+def test_what_a_script_does_behind_a_loop_can_be_taken_back() -> None:
+    """It updates an average there, as the rank that the joiner takes had done."""
+    job = Job()
+    job.local.keep(loose=True)
+    before = job.values
+    in_place(job.other.weight)
+    job.local.undo()
+
+    assert all(map(torch.equal, job.values, before))
+
+
 def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_numbers() -> None:
     """It is the first of its kind, and the step breaks."""
     job = Job()
@@ -245,7 +314,8 @@ def test_that_copies_are_made_is_said_once(caplog: pytest.LogCaptureFixture) -> 
             job.commit()
 
     (said,) = caplog.messages
-    assert said.startswith("1 parameters change in a step before its optimizer runs (other.weight")
+    assert said.startswith("the script changes other.weight in a step before its optimizer runs")
+    assert "(2 parameters, " in said
 
 
 def test_a_broken_evaluation_with_other_weights_is_no_loss() -> None:

@@ -88,6 +88,23 @@ def test_other_scalers_have_no_hook(job: Job) -> None:
     assert (job.votes, other.votes) == (0, 1)
 
 
+def test_a_collective_after_a_skipped_optimizer_is_noticed_by_the_next_one() -> None:
+    """The scaler has voted: a rank that is lost in the collective would leave garbage."""
+    calls, scaler = [0], torch.amp.GradScaler("cpu", init_scale=1024.0)
+    models = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+    hooks = OptimizerHooks(lambda: None, lambda _: None, lambda: calls[0], lambda: Stage.COMPUTING)
+    hooks.attach(optimizers, optimizers, [scaler])
+    hooks.begin()
+    scaler.scale(models[0](torch.full((1,), float("inf"))).sum()).backward()
+    scaler.step(optimizers[0])
+    calls[0] += 1
+    scaler.scale(models[1](torch.ones(1)).sum()).backward()
+
+    with pytest.raises(RuntimeError, match="another optimizer of the same step"):
+        scaler.step(optimizers[1])
+
+
 AT_EXIT = """
 import torch
 from torch import nn

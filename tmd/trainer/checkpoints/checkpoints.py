@@ -146,11 +146,15 @@ class Checkpoints:
         )
         self._thread.start()
 
-    def settle(self) -> None:
-        """Copy the remaining state, which may change afterwards."""
+    def settle(self, *, torn: bool = False) -> None:
+        """Copy the remaining state, which may change afterwards. ``torn``: it has changed
+        meanwhile, as when SAM begins in this step, and the checkpoint is missed."""
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.finish()
+            if torn:
+                staged.broken = StateMismatch("its step changed parameters before the optimizer")
+            staged.settled.set()
 
     def close(self) -> None:
         """Wait for the thread, since none may be inside torch when the process ends."""
@@ -184,6 +188,7 @@ class Checkpoints:
         folder, step = self._order.folder, staged.step
         try:
             staged.finish()
+            staged.settled.wait()
             if staged.broken is not None:
                 raise staged.broken
             if why := verdict():

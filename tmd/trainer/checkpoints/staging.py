@@ -36,6 +36,8 @@ class StagedState:
         self._queued = device.current().queued(names.units.params)
         self.broken: Exception | None = None
         """Why the copy failed."""
+        self.settled = threading.Event()
+        """Set once it is known whether the state has changed meanwhile."""
         for path, value in {**names.besides(rank), **private(names, rank, seed)}.items():
             self.live[path] = self.copies[path] = _copied(value)
         for number in range(len(names.units)):

@@ -125,10 +125,11 @@ class BatchLoop:
             return "it uses session.checkpoint()"
         return "it uses session.repeatable()" if self.repeatables.known else ""
 
-    def settle(self) -> None:
-        """Wait for a checkpoint that is still copying the state."""
+    def settle(self, torn: bool = False) -> None:
+        """Wait for a checkpoint that is still copying the state. ``torn``: it has changed
+        meanwhile."""
         if self.saving is not None:
-            self.saving.checkpoints.settle()
+            self.saving.checkpoints.settle(torn=torn)
 
     def _enter(self, feed: Feed, local: LocalState) -> bool:
         """Begin a call; False if the checkpoint to resume from is in a later one.
@@ -179,7 +180,7 @@ class BatchLoop:
                 return True
             if feed.closed:
                 # The script runs it where it calls it, behind the loop.
-                self._cycle.keep()
+                self._cycle.keep(loose=True)
                 break
             if not self.repeatables.run_due(feed):
                 break
@@ -208,8 +209,9 @@ class BatchLoop:
 
     def _boundary(self) -> bool:
         """Between two steps. Returns false if the present call has to end."""
+        torn = self._cycle.torn and self._cycle.spoilt
         self._cycle.undo()
-        self.settle()
+        self.settle(torn)
         return self._hooks.boundary()
 
     def _begin(self) -> None:

@@ -158,6 +158,7 @@ class OptimizerHooks:
 
     def _scaled(self) -> None:
         self._vote()
+        self._ran_at = self._calls()  # as if it had run: it may have been skipped
 
     @untraced
     def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

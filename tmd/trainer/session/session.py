@@ -48,7 +48,7 @@ class Session:
 
     def __init__(self, hooks: StepHooks, trace: Trace | None = None) -> None:
         self._hooks = hooks
-        self._cycle = StepCycle(hooks, trace or Trace(), lambda: self._loop.settle())
+        self._cycle = StepCycle(hooks, trace or Trace(), lambda torn: self._loop.settle(torn))
         self._loop = BatchLoop(self._cycle, lambda: self._base, self._place)
         self._registry: Registry | None = None
         self._counters: dict[str, Counter] = {}

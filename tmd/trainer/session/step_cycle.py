@@ -25,10 +25,11 @@ log = logging.getLogger("tmd.trainer")
 class StepCycle:
     """Takes each step from beginning to end.
 
-    ``settle`` waits for a checkpoint that is still copying the state.
+    ``settle`` waits for a checkpoint that is still copying the state, and gets whether the step has
+    changed what was being copied.
     """
 
-    def __init__(self, hooks: StepHooks, trace: Trace, settle: Callable[[], None]) -> None:
+    def __init__(self, hooks: StepHooks, trace: Trace, settle: Callable[[bool], None]) -> None:
         self.hooks = hooks
         self._trace, self._settle = trace, settle
         self._optimizers = OptimizerHooks(
@@ -182,10 +183,11 @@ class StepCycle:
         """Whether an error of the script has left a training step that was not ended after it."""
         return self._raised and (self._open or bool(self._failure))
 
-    def keep(self) -> None:
-        """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`."""
+    def keep(self, *, loose: bool = False) -> None:
+        """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`.
+        ``loose``: see :meth:`LocalState.keep`."""
         assert self._local is not None
-        self._local.keep()
+        self._local.keep(loose=loose)
 
     def take_back(self) -> None:
         """Undo what code has changed since :meth:`keep`."""
@@ -201,6 +203,11 @@ class StepCycle:
     def moves(self) -> bool:
         """Whether parameters may change in a step before its optimizer runs."""
         return self._local is not None and self._local.moves
+
+    @property
+    def torn(self) -> bool:
+        """Whether the latest step has changed parameters of which no copy was kept."""
+        return self._local is not None and self._local.torn
 
     @property
     def is_open(self) -> bool:
@@ -232,12 +239,12 @@ class StepCycle:
         """
         if self.outcome is None:
             assert self._local is not None
-            self._settle()
+            if self._trains and not self.spoilt:
+                self._local.at_vote(updates=not skipped)
+            self._settle(self._local.torn)
             self._trace.computed()
             if self.spoilt:
                 raise Interrupted  # a further step of a batch that comes again
-            if self._trains:
-                self._local.at_vote(updates=not skipped)
             if self._registry is not None:
                 # Some modules have an extra state only after a first forward.
                 registry, self._registry = self._registry, None
@@ -277,7 +284,9 @@ class StepCycle:
         assert self._local is not None
         self.close()
         self._optimizers.precede()
-        if not self._trains:
+        if self._trains:
+            self._local.close()
+        else:
             self._local.release()
         if self.outcome is VoteOutcome.SHADOW:
             self.feed.commit()

@@ -98,16 +98,17 @@ class LocalState:
         self._keep()
         self._steps += trains
 
-    def keep(self) -> None:
-        """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
-        self._keep_parameters(trains=False)
+    def keep(self, *, loose: bool = False) -> None:
+        """Save what :meth:`undo` restores, and with which :meth:`changed` compares. ``loose``: with
+        all parameters that no optimizer owns."""
+        self._keep_parameters(trains=False, loose=loose)
         self._keep()
 
-    def _keep_parameters(self, *, trains: bool) -> None:
+    def _keep_parameters(self, *, trains: bool, loose: bool = False) -> None:
         if self.start.placed:
             self._moved.placed()
             self.start.placed = False
-        self._moved.keep(trains=trains)
+        self._moved.keep(trains=trains, loose=loose)
 
     def _keep(self) -> None:
         found = self._found()
@@ -242,6 +243,10 @@ class LocalState:
             if name not in found or _mark(found[name].buffer) != mark:
                 self._written.add(name)
 
+    def close(self) -> None:
+        """The block of a step in which an optimizer runs has ended; code behind it follows."""
+        self._moved.close()
+
     def release_start(self) -> None:
         """The step is committed, or belongs to a shadow: its parameters may take new values."""
         self.start.drop()
@@ -249,7 +254,7 @@ class LocalState:
     def set_aside(self) -> None:
         """A step in which an optimizer should have run ends without one: save what code after its
         block may change."""
-        self._moved.set_aside()
+        self.torn = self.torn or self._moved.set_aside()
         self.start.keep(self._moved.copies)
 
     def placed(self) -> None:

@@ -48,10 +48,16 @@ class ParameterMark(NamedTuple):
 class WatchedParameter(NamedTuple):
     """A parameter of a registered module."""
 
-    name: str
+    module: str
+    """Name of the registered module."""
+    path: str
     param: nn.Parameter
     loose: bool
     """Whether no optimizer owns it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}.{self.path}"
 
     @property
     def size(self) -> int:
@@ -70,22 +76,29 @@ class MovedParameters:
     def renew(self) -> None:
         """Use the objects registered now."""
         self._all = list(_watched(self._registry))
+        trained = {watched.module for watched in self._all if not watched.loose}
+        self._averages = {watched.module for watched in self._all} - trained
+        """Names of modules of which no optimizer owns a parameter."""
         self._before_vote: set[int] = set()
         """Numbers of parameters that have moved between the beginning of a step and its vote."""
         self._after_vote: set[int] = set()
-        """Numbers of loose ones that have moved between a vote and the next step."""
+        """Numbers of those that have moved behind the block of a step: of loose ones, and in the
+        first steps of all."""
         self._steps = 0
         """Steps with a vote before their optimizer."""
         self._kept: list[ParameterMark] = []
         self._voted: list[ParameterMark] | None = None
+        self._closed: list[ParameterMark] | None = None
+        """At the end of the block, in the first steps."""
         self._copies: dict[int, Tensor] = {}
         self._lost = ""
         """Name of a parameter that has moved in a broken step and has no copy."""
 
     @property
     def known(self) -> bool:
-        """Whether some have changed in a step before its vote, and so may again."""
-        return bool(self._before_vote)
+        """Whether some may change in the next step before its vote: some have, or no step has come
+        to its vote yet."""
+        return bool(self._before_vote) or self._steps == 0
 
     @property
     def moved_loose(self) -> frozenset[int]:
@@ -93,8 +106,7 @@ class MovedParameters:
         numbers = self._before_vote | self._after_vote
         if self._voted is not None:
             numbers = numbers | _moved(self._voted, self._marks())
-        moved = (self._all[number] for number in numbers)
-        return frozenset(id(watched.param) for watched in moved if watched.loose)
+        return frozenset(id(self._all[number].param) for number in self._loose_of(numbers))
 
     @property
     def copies(self) -> dict[int, Tensor]:
@@ -102,18 +114,21 @@ class MovedParameters:
         they do, by the identity of the parameter."""
         return {id(self._all[number].param): copy for number, copy in self._copies.items()}
 
-    def keep(self, *, trains: bool) -> None:
+    def keep(self, *, trains: bool, loose: bool = False) -> None:
         """A step begins: copy what may move in it.
 
         ``trains``: an optimizer runs in it. An evaluation may exchange all weights for a while,
-        from which nothing follows.
+        from which nothing follows. ``loose``: copy all that no optimizer owns.
         """
         marks = self._marks()
         if self._voted is not None:
-            moved = _moved(self._voted, marks)
-            self._after_vote |= {number for number in moved if self._all[number].loose}
-        self._kept, self._voted, self._lost = marks, None, ""
+            self._after_vote |= self._loose_of(_moved(self._voted, marks))
+        if self._closed is not None:
+            self._after_vote |= self._with_neighbours(_moved(self._closed, marks))
+        self._kept, self._voted, self._closed, self._lost = marks, None, None, ""
         self._copies = self._to_host() if trains and self._steps == 0 else {}
+        if loose:
+            self._copies |= self._to_host(owned=False)
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
 
@@ -125,33 +140,41 @@ class MovedParameters:
         if updates:
             self._voted = marks
             self._steps += 1
-            self._learn(moved - self._before_vote)
+        self._learn(moved)
         return not moved <= self._copies.keys()
 
     def _learn(self, moved: set[int]) -> None:
-        if moved:
-            self._before_vote |= moved
-            size = sum(self._all[number].size for number in moved) / 1e6
+        new = self._with_neighbours(moved) - self._before_vote
+        if new:
+            self._before_vote |= new
+            size = sum(self._all[number].size for number in new) / 1e6
             log.warning(
-                "%d parameters change in a step before its optimizer runs (%s is the first): each "
-                "step copies them from now on, %.1f MB, so that it can be repeated after a loss",
-                len(moved),
+                "the script changes %s in a step before its optimizer runs: from now on each step "
+                "copies what may change so (%d parameters, %.1f MB), so that it can be repeated "
+                "after a loss",
                 self._all[min(moved)].name,
+                len(new),
                 size,
             )
 
-    def set_aside(self) -> None:
-        """The step ends without an update: copy what the code after its block may change."""
+    def close(self) -> None:
+        """The block of a step in which an optimizer runs has ended; code behind it follows."""
+        self._closed = self._marks() if self._steps <= SAMPLED_STEPS else None
+
+    def set_aside(self) -> bool:
+        """The step ends without an update: copy what the code after its block may change. Returns
+        whether a parameter has changed in the step of which no copy was kept."""
         moved = _moved(self._kept, self._marks()) - self._copies.keys()
         if moved:
             self._lost = self._all[min(moved)].name
         for number in self._after_vote - self._copies.keys() - moved:
             self._copies[number] = _host_copy(local_part(self._all[number].param))
         self._voted = None
+        return bool(moved)
 
     def placed(self) -> None:
         """Another state was put in place since the last vote."""
-        self._voted = None
+        self._voted = self._closed = None
 
     def put_back(self) -> list[Tensor]:
         """Restore the values from the beginning of the step. Returns what was written to.
@@ -179,14 +202,26 @@ class MovedParameters:
         sampled = self._steps <= SAMPLED_STEPS
         return [_mark(watched.param, sampled=sampled) for watched in self._all]
 
-    def _to_host(self) -> dict[int, Tensor]:
-        """Copies of all, those that an optimizer owns first, as far as there is memory for it."""
-        owned = sum(watched.size for watched in self._all if not watched.loose)
-        left = self._first_bytes + FIRST_SHARE * owned
+    def _loose_of(self, numbers: set[int]) -> set[int]:
+        return {n for n in self._with_neighbours(numbers) if self._all[n].loose}
+
+    def _with_neighbours(self, moved: set[int]) -> set[int]:
+        """With all parameters of the averages of which one has moved: an average moves as a whole,
+        and a step of it may be too small for the elements that are compared."""
+        moving = {self._all[number].module for number in moved} & self._averages
+        if not moving:
+            return moved
+        return moved | {n for n, watched in enumerate(self._all) if watched.module in moving}
+
+    def _to_host(self, *, owned: bool = True) -> dict[int, Tensor]:
+        """Copies of all, or of those that no optimizer owns, as far as there is memory. Those that
+        an optimizer owns come first."""
+        size = sum(watched.size for watched in self._all if not watched.loose)
+        left = self._first_bytes + FIRST_SHARE * size
         copies = {}
         order = sorted(enumerate(self._all), key=lambda one: (one[1].loose, one[1].size))
         for number, watched in order:
-            if watched.size <= left:
+            if watched.size <= left and (owned or watched.loose):
                 left -= watched.size
                 copies[number] = _host_copy(local_part(watched.param))
         return copies
@@ -202,7 +237,7 @@ def _watched(registry: Registry) -> Iterator[WatchedParameter]:
         for path, param in value.named_parameters():
             if id(param) not in seen:
                 seen.add(id(param))
-                yield WatchedParameter(f"{name}.{path}", param, id(param) not in owned)
+                yield WatchedParameter(name, path, param, id(param) not in owned)
 
 
 def _moved(before: list[ParameterMark], now: list[ParameterMark]) -> set[int]:
