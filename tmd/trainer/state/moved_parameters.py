@@ -2,9 +2,10 @@
 
 Some change before the vote of a step: a momentum encoder in a forward pass, or the perturbed point
 of SAM between two backward passes. Others change after it: an averaged model, whose parameters no
-optimizer owns. A broken step must leave no trace in them either. Copies of all parameters would
-double the memory of a model, so only those are copied that have been seen to move. A parameter
-counts as moved once its version, its memory or, in the first steps, one of some elements differs.
+optimizer owns, or weights that the script normalizes. A broken step must leave no trace in them
+either. Copies of all parameters would double the memory of a model, so only those are copied that
+have been seen to move. A parameter counts as moved once its version, its memory or, in the first
+steps, one of some elements differs.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class MovedParameters:
                 "the script changes %s in a step before its optimizer runs: from now on each step "
                 "copies what may change so (%d parameters, %.1f MB), so that it can be repeated "
                 "after a loss",
-                self._all[min(moved)].name,
+                self._all[min(moved & new or new)].name,
                 len(new),
                 size,
             )
