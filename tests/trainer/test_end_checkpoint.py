@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.trainer.standalone import Voting
 from tmd.core.values.checkpoints import complete
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer import Session
+from tmd.trainer.session.hooks import Interrupted
 
 STEPS = 4
 """Batches of one epoch."""
@@ -272,6 +273,72 @@ def test_a_step_that_changes_parameters_for_the_first_time_misses_its_checkpoint
     saving.checkpoints.close()
 
     assert complete(p.name for p in tmp_path.iterdir()) == [12]
+
+
+class Ending:
+    """A job whose checkpoint is due in its third step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.session, self.model = Session(Voting()), nn.Linear(4, 4)
+        self.optimizer = SGD(self.model.parameters(), lr=0.1)
+        self.session.register(model=self.model, optimizer=self.optimizer)
+        self.session.checkpoint(folder, every=2, keep=100)
+        assert self.session._loop.saving is not None
+        self.checkpoints = self.session._loop.saving.checkpoints
+
+    def step(self, batch: torch.Tensor, act: Callable[[], None] = lambda: None) -> None:
+        with self.session.step():
+            self.optimizer.zero_grad()
+            self.model(batch).square().sum().backward()
+            act()
+            self.optimizer.step()
+
+
+def test_a_state_is_copied_before_code_behind_a_broken_block_changes_it(tmp_path: Path) -> None:
+    """The code runs after a broken step, too."""
+    job, broken, copied = Ending(tmp_path), list[int](), list[bool]()
+
+    def breaks() -> None:
+        if job.session.step_number == 2 and not broken:
+            broken.append(2)
+            raise Interrupted
+
+    for batch in job.session.batches([torch.ones(4)] * 4):
+        job.step(batch, breaks)
+        if broken and not copied:
+            copied.append(job.checkpoints._staged is None)
+    job.checkpoints.close()
+
+    assert (broken, copied) == ([2], [True])
+    assert complete(p.name for p in tmp_path.iterdir()) == [2]
+
+
+def test_a_state_is_copied_when_the_loop_is_left(tmp_path: Path) -> None:
+    """The script may change it afterwards."""
+    job = Ending(tmp_path)
+    for batch in job.session.batches([torch.ones(4)] * 4):
+        if job.session.step_number == 2:
+            break
+        job.step(batch)
+    copied = job.checkpoints._staged is None
+    job.checkpoints.close()
+
+    assert copied
+    assert complete(p.name for p in tmp_path.iterdir()) == [2]
+
+
+def test_a_process_that_ends_in_the_step_of_a_checkpoint_misses_it(tmp_path: Path) -> None:
+    """Its script may have changed what was still to be copied."""
+    job = Ending(tmp_path)
+
+    def ends() -> None:
+        if job.session.step_number == 2:
+            job.checkpoints.close()
+
+    for batch in job.session.batches([torch.ones(4)] * 3):
+        job.step(batch, ends)
+
+    assert complete(p.name for p in tmp_path.iterdir()) == []
 
 
 def test_a_state_is_copied_before_an_evaluation_that_may_exchange_the_weights(

@@ -274,6 +274,37 @@ def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_
         job.local.undo()
 
 
+def test_a_change_without_a_copy_is_noticed_after_a_failed_vote_too() -> None:
+    """It has been learnt by then, which gives back no values."""
+    job = Job()
+    for _ in range(5):
+        job.begin()
+        job.commit()
+    job.begin()
+    in_place(job.other.weight)
+    job.local.at_vote()
+    job.local.set_aside()
+
+    with pytest.raises(StateMismatch, match=r"other\.weight changed in it"):
+        job.local.undo()
+
+
+def test_an_average_inside_a_trained_module_moves_as_a_whole() -> None:
+    """MoCo's own module has both encoders."""
+    both = nn.ModuleDict({"query": nn.Linear(3, 2), "key": nn.Linear(3, 2)})
+    query, key = both["query"], both["key"]
+    assert isinstance(key, nn.Linear)
+    optimizer = torch.optim.SGD(query.parameters(), 0.1)
+    moved = MovedParameters(Registry({"model": both, "optimizer": optimizer}))
+    for _ in range(6):
+        moved.keep(trains=True)
+        in_place(key.weight)
+        moved.look()
+    moved.keep(trains=True)
+
+    assert moved.copies.keys() == {id(key.weight), id(key.bias)}
+
+
 def test_nothing_is_copied_of_parameters_that_stand_still() -> None:
     """From the second step on, of a frozen model as well. The optimizer's own update is no such
     change, nor is an evaluation with other weights."""

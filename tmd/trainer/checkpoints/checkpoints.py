@@ -147,18 +147,18 @@ class Checkpoints:
         self._thread.start()
 
     def settle(self, *, torn: bool = False) -> None:
-        """Copy the remaining state, which may change afterwards. ``torn``: it has changed
+        """Copy the remaining state, which may change afterwards. ``torn``: it may have changed
         meanwhile, as when SAM begins in this step, and the checkpoint is missed."""
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.finish()
             if torn:
-                staged.broken = StateMismatch("its step changed parameters before the optimizer")
+                staged.broken = StateMismatch("parameters may have changed while they were copied")
             staged.settled.set()
 
     def close(self) -> None:
         """Wait for the thread, since none may be inside torch when the process ends."""
-        self.settle()
+        self.settle(torn=True)  # the process ends within the step
         if self._thread is not None:
             self._await_writing(WRITING_S, lambda: False)
             # No rank has waited for the parts of others if there was no vote, as under torchrun.

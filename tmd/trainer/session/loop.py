@@ -193,6 +193,7 @@ class BatchLoop:
         """The script has left the loop by ``break``, on all ranks after the same step."""
         if self._cycle.spoilt:
             return
+        self.settle()
         if feed.drawn:
             feed.rewind()  # no step was made of what it got last
             return
@@ -209,9 +210,8 @@ class BatchLoop:
 
     def _boundary(self) -> bool:
         """Between two steps. Returns false if the present call has to end."""
-        torn = self._cycle.torn and self._cycle.spoilt
         self._cycle.undo()
-        self.settle(torn)
+        self.settle()
         return self._hooks.boundary()
 
     def _begin(self) -> None:

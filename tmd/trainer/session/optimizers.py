@@ -158,7 +158,8 @@ class OptimizerHooks:
 
     def _scaled(self) -> None:
         self._vote()
-        self._ran_at = self._calls()  # as if it had run: it may have been skipped
+        if self._ran_at is None:  # the optimizer was skipped
+            self._ran_at = self._calls()
 
     @untraced
     def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -205,11 +205,6 @@ class StepCycle:
         return self._local is not None and self._local.moves
 
     @property
-    def torn(self) -> bool:
-        """Whether the latest step has changed parameters of which no copy was kept."""
-        return self._local is not None and self._local.torn
-
-    @property
     def is_open(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._open
@@ -355,6 +350,7 @@ class StepCycle:
             if self._trains:  # an evaluation may exchange all weights, and puts them back itself
                 assert self._local is not None
                 self._local.set_aside()
+                self._settle(self._local.torn)  # code behind the block may change the state
         self.spoilt, self.outcome, self._pass = True, VoteOutcome.SHADOW, None
         self._losses = {}
         self.close()

@@ -254,7 +254,8 @@ class LocalState:
     def set_aside(self) -> None:
         """A step in which an optimizer should have run ends without one: save what code after its
         block may change."""
-        self.torn = self.torn or self._moved.set_aside()
+        torn = self._moved.set_aside()
+        self.torn = self.torn or torn
         self.start.keep(self._moved.copies)
 
     def placed(self) -> None:

@@ -49,16 +49,13 @@ class ParameterMark(NamedTuple):
 class WatchedParameter(NamedTuple):
     """A parameter of a registered module."""
 
-    module: str
-    """Name of the registered module."""
-    path: str
+    name: str
     param: nn.Parameter
     loose: bool
     """Whether no optimizer owns it."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.module}.{self.path}"
+    average: str
+    """Name of the largest part of the module that contains it and no parameter of an optimizer;
+    empty if there is none."""
 
     @property
     def size(self) -> int:
@@ -77,9 +74,6 @@ class MovedParameters:
     def renew(self) -> None:
         """Use the objects registered now."""
         self._all = list(_watched(self._registry))
-        trained = {watched.module for watched in self._all if not watched.loose}
-        self._averages = {watched.module for watched in self._all} - trained
-        """Names of modules of which no optimizer owns a parameter."""
         self._before_vote: set[int] = set()
         """Numbers of parameters that have moved between the beginning of a step and its vote."""
         self._after_vote: set[int] = set()
@@ -209,10 +203,10 @@ class MovedParameters:
     def _with_neighbours(self, moved: set[int]) -> set[int]:
         """With all parameters of the averages of which one has moved: an average moves as a whole,
         and a step of it may be too small for the elements that are compared."""
-        moving = {self._all[number].module for number in moved} & self._averages
+        moving = {self._all[number].average for number in moved} - {""}
         if not moving:
             return moved
-        return moved | {n for n, watched in enumerate(self._all) if watched.module in moving}
+        return moved | {n for n, watched in enumerate(self._all) if watched.average in moving}
 
     def _to_host(self, *, owned: bool = True) -> dict[int, Tensor]:
         """Copies of all, or of those that no optimizer owns, as far as there is memory. Those that
@@ -231,14 +225,21 @@ class MovedParameters:
 def _watched(registry: Registry) -> Iterator[WatchedParameter]:
     optimizers = (*registry.optimizers, *registry.divided)
     owned = {id(param) for optimizer in optimizers for param in params_of(optimizer)}
-    seen: set[int] = set()
+    found: dict[int, tuple[str, nn.Parameter]] = {}
     for name, value in registry.named.items():
-        if not isinstance(value, nn.Module):
-            continue
-        for path, param in value.named_parameters():
-            if id(param) not in seen:
-                seen.add(id(param))
-                yield WatchedParameter(name, path, param, id(param) not in owned)
+        if isinstance(value, nn.Module):
+            for path, param in value.named_parameters():
+                found.setdefault(id(param), (f"{name}.{path}", param))
+    trained = {part for each, (name, _) in found.items() if each in owned for part in _parts(name)}
+    for each, (name, param) in found.items():
+        average = next((part for part in _parts(name) if part not in trained), "")
+        yield WatchedParameter(name, param, each not in owned, average)
+
+
+def _parts(name: str) -> list[str]:
+    """Names of the modules that contain the parameter ``name``, the largest first."""
+    dots = [place for place, letter in enumerate(name) if letter == "."]
+    return [name[:place] for place in dots]
 
 
 def _moved(before: list[ParameterMark], now: list[ParameterMark]) -> set[int]:

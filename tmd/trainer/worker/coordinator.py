@@ -368,6 +368,7 @@ class Coordinator:
             self._switch = None
         elif self._context.state.resync.is_due(self.status.epoch) and not self._fabric.poisoned:
             self._context.state.resync.broadcast(self.status.epoch)
+            self._context.state.local.placed()
         else:
             self._halt(undecided=False)
 
