@@ -72,6 +72,7 @@ def saved(
         staged = StagedState(names, rank, STEP, Position(0, STEP), SEED)
         staged.finish()
         assert staged.broken is None
+        staged.settled.set()
         archive.write_part(folder, staged, size)
     archive.join_parts(folder, STEP, size)
     return archive.CheckpointReader(folder, STEP)
@@ -245,6 +246,7 @@ class Two:
 def parts(folder: Path, registry: Registry) -> None:
     staged = StagedState(Names(registry, all_different(1)), 0, STEP, Position(0, STEP), SEED)
     staged.finish()
+    staged.settled.set()
     archive.write_part(folder, staged, 1)
 
 

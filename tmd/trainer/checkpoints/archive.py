@@ -83,6 +83,7 @@ def write_part(folder: Path, staged: StagedState, size: int) -> None:
 
     Raises:
         OSError: the disk is full or gone.
+        StateMismatch: the state may have changed while it was copied.
     """
     place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
     new = place.with_suffix(NEW)
@@ -91,6 +92,7 @@ def write_part(folder: Path, staged: StagedState, size: int) -> None:
         new.mkdir(parents=True)
         _write(new, staged)
         _seal(new, CheckpointSeal(staged.step, staged.position, size, _digests(new)))
+        staged.confirm()
         if place.exists():
             # A repeated step gives the same bits.
             shutil.rmtree(new)

@@ -188,7 +188,6 @@ class Checkpoints:
         folder, step = self._order.folder, staged.step
         try:
             staged.finish()
-            staged.settled.wait()
             if staged.broken is not None:
                 raise staged.broken
             if why := verdict():

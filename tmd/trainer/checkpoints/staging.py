@@ -65,6 +65,16 @@ class StagedState:
                 seen[id(value)] = local_part(value).to("cpu", copy=True)
             self.copies[path] = seen[id(value)]
 
+    def confirm(self) -> None:
+        """Wait until it is known whether the state has changed while it was copied.
+
+        Raises:
+            StateMismatch: it may have.
+        """
+        self.settled.wait()
+        if self.broken is not None:
+            raise self.broken
+
     def finish(self) -> None:
         """Any thread: returns once all is copied, or has failed."""
         while self.advance():
