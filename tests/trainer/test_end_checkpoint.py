@@ -226,28 +226,49 @@ def test_an_error_in_the_loop_ends_no_call(raised: type[BaseException], tmp_path
     assert not complete(p.name for p in tmp_path.iterdir())
 
 
+class Due:
+    """A job whose checkpoints are due in the course of its loop, with an encoder that a step may
+    move before its optimizer runs."""
+
+    def __init__(self, folder: Path, every: int = 2) -> None:
+        self.session, self.model = Session(Voting()), nn.Linear(4, 4)
+        self.key = nn.Linear(4, 4).requires_grad_(False)
+        self.optimizer = SGD(self.model.parameters(), lr=0.1)
+        self.session.register(model=[self.model, self.key], optimizer=self.optimizer)
+        self.session.checkpoint(folder, every=every, keep=100)
+        assert self.session._loop.saving is not None
+        self.checkpoints = self.session._loop.saving.checkpoints
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether no checkpoint is being copied."""
+        return self.checkpoints._staged is None
+
+    def batches(self, count: int) -> Iterator[torch.Tensor]:
+        return self.session.batches([torch.ones(4)] * count)
+
+    def step(self, batch: torch.Tensor, act: Callable[[], None] = lambda: None) -> None:
+        with self.session.step():
+            self.optimizer.zero_grad()
+            act()
+            (self.model(batch) - self.key(batch)).square().sum().backward()
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def move(self) -> None:
+        self.key.weight.mul_(0.9).add_(self.model.weight, alpha=0.1)
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_state_that_changes_in_the_step_is_copied_before_it(moves: bool, tmp_path: Path) -> None:
     """A momentum encoder. Otherwise the copy is made while the step is computed."""
-    session, model = Session(Voting()), nn.Linear(4, 4)
-    key = nn.Linear(4, 4).requires_grad_(False)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    session.register(model=[model, key], optimizer=optimizer)
-    session.checkpoint(tmp_path, every=2, keep=100)
-    saving = session._loop.saving
-    assert saving is not None
+    job = Due(tmp_path)
     copied: list[bool] = []
-    for batch in session.batches([torch.ones(4)] * 5):
-        if session.step_number == 2:
-            copied.append(saving.checkpoints._staged is None)
-        with session.step():
-            if moves:
-                with torch.no_grad():
-                    key.weight.mul_(0.9).add_(model.weight, alpha=0.1)
-            optimizer.zero_grad()
-            (model(batch) - key(batch)).square().sum().backward()
-            optimizer.step()
-    saving.checkpoints.close()
+    for batch in job.batches(5):
+        if job.session.step_number == 2:
+            copied.append(job.is_copied)
+        job.step(batch, job.move if moves else lambda: None)
+    job.checkpoints.close()
     assert copied == [moves]
 
 
@@ -255,59 +276,28 @@ def test_a_step_that_changes_parameters_for_the_first_time_misses_its_checkpoint
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was copied of it may be of its middle."""
-    session, model = Session(Voting()), nn.Linear(4, 4)
-    key = nn.Linear(4, 4).requires_grad_(False)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    session.register(model=[model, key], optimizer=optimizer)
-    session.checkpoint(tmp_path, every=6, keep=100)
-    saving = session._loop.saving
-    assert saving is not None
-    for batch in session.batches([torch.ones(4)] * 8):
-        with session.step():
-            if session.step_number >= 6:
-                with torch.no_grad():
-                    key.weight.mul_(0.9).add_(model.weight, alpha=0.1)
-            optimizer.zero_grad()
-            (model(batch) - key(batch)).square().sum().backward()
-            optimizer.step()
-    saving.checkpoints.close()
+    job = Due(tmp_path, every=6)
+    for batch in job.batches(8):
+        job.step(batch, job.move if job.session.step_number >= 6 else lambda: None)
+    job.checkpoints.close()
 
     assert complete(p.name for p in tmp_path.iterdir()) == []
     assert "no checkpoint of step 6: parameters may have changed" in caplog.text
 
 
-class Ending:
-    """A job whose checkpoint is due in its third step."""
-
-    def __init__(self, folder: Path) -> None:
-        self.session, self.model = Session(Voting()), nn.Linear(4, 4)
-        self.optimizer = SGD(self.model.parameters(), lr=0.1)
-        self.session.register(model=self.model, optimizer=self.optimizer)
-        self.session.checkpoint(folder, every=2, keep=100)
-        assert self.session._loop.saving is not None
-        self.checkpoints = self.session._loop.saving.checkpoints
-
-    def step(self, batch: torch.Tensor, act: Callable[[], None] = lambda: None) -> None:
-        with self.session.step():
-            self.optimizer.zero_grad()
-            self.model(batch).square().sum().backward()
-            act()
-            self.optimizer.step()
-
-
 def test_a_state_is_copied_before_code_behind_a_broken_block_changes_it(tmp_path: Path) -> None:
     """The code runs after a broken step, too."""
-    job, broken, copied = Ending(tmp_path), list[int](), list[bool]()
+    job, broken, copied = Due(tmp_path), list[int](), list[bool]()
 
     def breaks() -> None:
         if job.session.step_number == 2 and not broken:
             broken.append(2)
             raise Interrupted
 
-    for batch in job.session.batches([torch.ones(4)] * 4):
+    for batch in job.batches(4):
         job.step(batch, breaks)
         if broken and not copied:
-            copied.append(job.checkpoints._staged is None)
+            copied.append(job.is_copied)
     job.checkpoints.close()
 
     assert (broken, copied) == ([2], [True])
@@ -316,12 +306,12 @@ def test_a_state_is_copied_before_code_behind_a_broken_block_changes_it(tmp_path
 
 def test_a_state_is_copied_when_the_loop_is_left(tmp_path: Path) -> None:
     """The script may change it afterwards."""
-    job = Ending(tmp_path)
-    for batch in job.session.batches([torch.ones(4)] * 4):
+    job = Due(tmp_path)
+    for batch in job.batches(4):
         if job.session.step_number == 2:
             break
         job.step(batch)
-    copied = job.checkpoints._staged is None
+    copied = job.is_copied
     job.checkpoints.close()
 
     assert copied
@@ -330,13 +320,13 @@ def test_a_state_is_copied_when_the_loop_is_left(tmp_path: Path) -> None:
 
 def test_a_process_that_ends_in_the_step_of_a_checkpoint_misses_it(tmp_path: Path) -> None:
     """Its script may have changed what was still to be copied."""
-    job = Ending(tmp_path)
+    job = Due(tmp_path)
 
     def ends() -> None:
         if job.session.step_number == 2:
             job.checkpoints.close()
 
-    for batch in job.session.batches([torch.ones(4)] * 3):
+    for batch in job.batches(3):
         job.step(batch, ends)
 
     assert complete(p.name for p in tmp_path.iterdir()) == []
@@ -345,25 +335,15 @@ def test_a_process_that_ends_in_the_step_of_a_checkpoint_misses_it(tmp_path: Pat
 def test_a_state_is_copied_before_an_evaluation_that_may_exchange_the_weights(
     tmp_path: Path,
 ) -> None:
-    session, model = Session(Voting()), nn.Linear(4, 4)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    session.register(model=model, optimizer=optimizer)
-    session.checkpoint(tmp_path, every=2, keep=100)
-    saving = session._loop.saving
-    assert saving is not None
-    evaluate = session.repeatable(
-        lambda: copied.append((session.step_number, saving.checkpoints._staged is None)),
-        name="evaluate",
+    job, copied = Due(tmp_path), list[tuple[int, bool]]()
+    evaluate = job.session.repeatable(
+        lambda: copied.append((job.session.step_number, job.is_copied)), name="evaluate"
     )
-    copied: list[tuple[int, bool]] = []
-    for batch in session.batches([torch.ones(4)] * 3):
-        with session.step():
-            optimizer.zero_grad()
-            model(batch).square().sum().backward()
-            optimizer.step()
-        if session.step_number == 2:
+    for batch in job.batches(3):
+        job.step(batch)
+        if job.session.step_number == 2:
             evaluate()
-    saving.checkpoints.close()
+    job.checkpoints.close()
 
     assert copied == [(2, True)]
     assert complete(p.name for p in tmp_path.iterdir())

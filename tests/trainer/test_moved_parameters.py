@@ -16,6 +16,11 @@ from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry
 
 Change = Callable[[torch.Tensor], object]
+Act = Callable[[], object]
+
+
+def nothing() -> None:
+    """A script that changes no parameter itself."""
 
 
 def in_place(param: torch.Tensor) -> None:
@@ -51,7 +56,14 @@ class Job:
         self.before = self.values
         self.local.begin()
 
-    def commit(self, after: Callable[[], object] = lambda: None) -> None:
+    def train(self, steps: int, *, before: Act = nothing, after: Act = nothing) -> None:
+        """Steps that are committed: ``before`` runs in them, before the optimizer."""
+        for _ in range(steps):
+            self.begin()
+            before()
+            self.commit(after)
+
+    def commit(self, after: Act = nothing) -> None:
         """It is committed, and ``after`` runs behind its block."""
         self.model(torch.ones(1, 3)).sum().backward()
         self.local.at_vote()
@@ -60,7 +72,7 @@ class Job:
         self.local.close()
         after()
 
-    def breaks(self, after: Callable[[], object] = lambda: None) -> None:
+    def breaks(self, after: Act = nothing) -> None:
         """It breaks, ``after`` runs all the same, and the step is undone."""
         self.local.set_aside()
         after()
@@ -79,10 +91,7 @@ class Job:
 def test_what_changes_before_the_vote_is_put_back(change: Change) -> None:
     """A momentum encoder: it has changed in a step before."""
     job = Job()
-    for _ in range(6):
-        job.begin()
-        change(job.other.weight)
-        job.commit()
+    job.train(6, before=lambda: change(job.other.weight))
     job.begin()
     change(job.other.weight)
     assert not job.undone
@@ -111,9 +120,7 @@ def test_weights_that_are_perturbed_before_their_optimizer_are_put_back() -> Non
 def test_what_code_after_the_block_changes_is_put_back(change: Change) -> None:
     """An averaged model, updated after each step."""
     job = Job()
-    for _ in range(6):
-        job.begin()
-        job.commit(lambda: change(job.other.weight))
+    job.train(6, after=lambda: change(job.other.weight))
     job.begin()
     job.breaks(lambda: change(job.other.weight))
 
@@ -180,9 +187,7 @@ def test_a_step_knows_whether_it_has_changed_what_was_not_copied() -> None:
 def test_a_step_whose_update_is_left_out_knows_it_too() -> None:
     """Its vote comes at the end of the block."""
     job = Job()
-    for _ in range(5):
-        job.begin()
-        job.commit()
+    job.train(5)
     job.begin()
     in_place(job.other.weight)
     job.local.at_vote(updates=False)
@@ -193,10 +198,7 @@ def test_a_step_whose_update_is_left_out_knows_it_too() -> None:
 def test_an_average_moves_as_a_whole() -> None:
     """A part of it may take steps that are too small for the elements that are looked at."""
     job = Job()
-    for _ in range(6):
-        job.begin()
-        in_place(job.other.weight)
-        job.commit()
+    job.train(6, before=lambda: in_place(job.other.weight))
     job.begin()
     in_place(job.other.weight)
     behind_autograd(job.other.bias)
@@ -205,26 +207,30 @@ def test_an_average_moves_as_a_whole() -> None:
     assert job.undone
 
 
+def kept_of(model: nn.Module, optimizer: torch.optim.Optimizer, moving: torch.Tensor) -> set[int]:
+    """Identities of the parameters that a step copies after six in which ``moving`` has moved."""
+    moved = MovedParameters(Registry({"model": model, "optimizer": optimizer}))
+    for _ in range(6):
+        moved.keep(trains=True)
+        in_place(moving)
+        moved.look()
+    moved.keep(trains=True)
+    return set(moved.copies)
+
+
 def test_a_frozen_part_of_a_trained_model_is_not_copied_with_what_moves_beside_it() -> None:
     """The base of a LoRA job may be as large as the device."""
     layers = [nn.Linear(8, 8, bias=False) for _ in range(3)]
     optimizer = torch.optim.SGD(layers[0].parameters(), 0.1)
-    moved = MovedParameters(Registry({"model": nn.Sequential(*layers), "optimizer": optimizer}))
-    for _ in range(6):
-        moved.keep(trains=True)
-        in_place(layers[1].weight)
-        moved.look()
-    moved.keep(trains=True)
+    kept = kept_of(nn.Sequential(*layers), optimizer, layers[1].weight)
 
-    assert moved.copies.keys() == {id(layers[1].weight)}
+    assert kept == {id(layers[1].weight)}
 
 
 def test_what_code_behind_the_block_does_to_trained_weights_is_undone() -> None:
     """It normalizes them, and runs after a broken step, too."""
     job = Job()
-    for _ in range(6):
-        job.begin()
-        job.commit(lambda: behind_autograd(job.model.weight))
+    job.train(6, after=lambda: behind_autograd(job.model.weight))
     job.begin()
     job.breaks(lambda: behind_autograd(job.model.weight))
 
@@ -234,9 +240,7 @@ def test_what_code_behind_the_block_does_to_trained_weights_is_undone() -> None:
 def test_a_change_in_a_step_without_an_update_is_learnt() -> None:
     """The next one can be repeated."""
     job = Job()
-    for _ in range(5):
-        job.begin()
-        job.commit()
+    job.train(5)
     job.begin()
     in_place(job.other.weight)
     job.local.at_vote(updates=False)
@@ -261,9 +265,7 @@ def test_what_a_script_does_behind_a_loop_can_be_taken_back() -> None:
 def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_numbers() -> None:
     """It is the first of its kind, and the step breaks."""
     job = Job()
-    for _ in range(5):
-        job.begin()
-        job.commit()
+    job.train(5)
     job.begin()
     in_place(job.other.weight)
     job.local.set_aside()
@@ -277,9 +279,7 @@ def test_a_change_without_a_copy_ends_the_worker_instead_of_going_on_with_other_
 def test_a_change_without_a_copy_is_noticed_after_a_failed_vote_too() -> None:
     """It has been learnt by then, which gives back no values."""
     job = Job()
-    for _ in range(5):
-        job.begin()
-        job.commit()
+    job.train(5)
     job.begin()
     in_place(job.other.weight)
     job.local.at_vote()
@@ -295,14 +295,9 @@ def test_an_average_inside_a_trained_module_moves_as_a_whole() -> None:
     query, key = both["query"], both["key"]
     assert isinstance(key, nn.Linear)
     optimizer = torch.optim.SGD(query.parameters(), 0.1)
-    moved = MovedParameters(Registry({"model": both, "optimizer": optimizer}))
-    for _ in range(6):
-        moved.keep(trains=True)
-        in_place(key.weight)
-        moved.look()
-    moved.keep(trains=True)
+    kept = kept_of(both, optimizer, key.weight)
 
-    assert moved.copies.keys() == {id(key.weight), id(key.bias)}
+    assert kept == {id(key.weight), id(key.bias)}
 
 
 def test_nothing_is_copied_of_parameters_that_stand_still() -> None:
@@ -310,8 +305,7 @@ def test_nothing_is_copied_of_parameters_that_stand_still() -> None:
     change, nor is an evaluation with other weights."""
     job = Job()
     for _ in range(5):
-        job.begin()
-        job.commit()
+        job.train(1)
         job.local.begin(trains=False)
         in_place(job.model.weight)
     job.begin()
@@ -339,10 +333,7 @@ def test_a_large_frozen_model_is_not_copied_in_the_first_step() -> None:
 def test_that_copies_are_made_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     job = Job()
     with caplog.at_level(logging.WARNING, "tmd.trainer"):
-        for _ in range(4):
-            job.begin()
-            in_place(job.other.weight)
-            job.commit()
+        job.train(4, before=lambda: in_place(job.other.weight))
 
     (said,) = caplog.messages
     assert said.startswith("the script changes other.weight in a step before its optimizer runs")
@@ -352,9 +343,7 @@ def test_that_copies_are_made_is_said_once(caplog: pytest.LogCaptureFixture) -> 
 def test_a_broken_evaluation_with_other_weights_is_no_loss() -> None:
     """It puts the weights back itself, and nobody can tell from their versions."""
     job = Job()
-    for _ in range(5):
-        job.begin()
-        job.commit()
+    job.train(5)
     before = job.values
     job.local.begin(trains=False)
     in_place(job.model.weight)
@@ -368,9 +357,7 @@ def test_a_broken_evaluation_with_other_weights_is_no_loss() -> None:
 def test_a_state_that_was_put_in_place_is_no_change_by_the_script() -> None:
     """Otherwise each broken step would copy all of a frozen model."""
     job = Job()
-    for _ in range(5):
-        job.begin()
-        job.commit()
+    job.train(5)
     in_place(job.other.weight)
     job.local.placed()
     job.begin()

@@ -148,7 +148,7 @@ class Checkpoints:
 
     def settle(self, *, torn: bool = False) -> None:
         """Copy the remaining state, which may change afterwards. ``torn``: it may have changed
-        meanwhile, as when SAM begins in this step, and the checkpoint is missed."""
+        already, as when SAM begins in this step; the checkpoint is then missed."""
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.finish()

@@ -126,8 +126,8 @@ class BatchLoop:
         return "it uses session.repeatable()" if self.repeatables.known else ""
 
     def settle(self, torn: bool = False) -> None:
-        """Wait for a checkpoint that is still copying the state. ``torn``: it has changed
-        meanwhile."""
+        """Wait for a checkpoint that is still copying the state. ``torn``: the state may have
+        changed already."""
         if self.saving is not None:
             self.saving.checkpoints.settle(torn=torn)
 
@@ -185,7 +185,7 @@ class BatchLoop:
             if not self.repeatables.run_due(feed):
                 break
         else:
-            feed.due = ""  # the rank that this worker joins as is past it
+            feed.due = ""  # the rank that this worker takes is already past it
         feed.leave()
         return False
 

@@ -11,7 +11,7 @@ UNNOTICED_S = 0.02
 
 
 class EvaluationTime:
-    """Adds up for how long a rank has run functions of ``session.repeatable()``, in which nothing
+    """The time that a rank has spent in functions of ``session.repeatable()``, in which nothing
     is copied or compared."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class EvaluationTime:
         self._since = at if evaluates else None
 
     def seconds(self, now: float) -> float:
-        """With that of a function that still runs."""
+        """The sum at ``now``, with the function that still runs."""
         return self._total + (0.0 if self._since is None else now - self._since)
 
 

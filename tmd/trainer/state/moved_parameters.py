@@ -77,8 +77,8 @@ class MovedParameters:
         self._before_vote: set[int] = set()
         """Numbers of parameters that have moved between the beginning of a step and its vote."""
         self._after_vote: set[int] = set()
-        """Numbers of those that have moved behind the block of a step: of loose ones, and in the
-        first steps of all."""
+        """Numbers of those that code behind the block of a step has moved: loose ones in any step,
+        others in the first steps."""
         self._steps = 0
         """Steps with a vote before their optimizer."""
         self._kept: list[ParameterMark] = []
@@ -145,8 +145,8 @@ class MovedParameters:
             size = sum(self._all[number].size for number in new) / 1e6
             log.warning(
                 "the script changes %s in a step before its optimizer runs: from now on each step "
-                "copies what may change so (%d parameters, %.1f MB), so that it can be repeated "
-                "after a loss",
+                "copies what may change like this (%d parameters, %.1f MB), so that it can be "
+                "repeated after a loss",
                 self._all[min(moved & new or new)].name,
                 len(new),
                 size,
