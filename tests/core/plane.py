@@ -109,7 +109,7 @@ class Plane(Simulation):
         if before is None:
             after = form(view, JOB)
         else:
-            daemon.seen = seen(daemon.seen, view, before, self.now)
+            daemon.seen = seen(daemon.seen, view, before, self.now, PlanLimits().unheard_s)
             after = steer(
                 before,
                 view,

@@ -9,16 +9,22 @@ from msgspec import structs
 
 from tests import values
 from tests.core.clusters import STEP, Scene
-from tmd.core.planning.deadlines import after_outage, seen
+from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.values.model import Activity, Phase, ShadowAssignment
+
+UNHEARD_S = 5.0
+
+
+def look(before: Seen | None, scene: Scene, now: float) -> Seen:
+    return seen(before, scene.view, scene.record, now, UNHEARD_S)
 
 
 def test_what_stays_as_it_is_was_first_seen_when_it_began() -> None:
     """Also while workers go on with their steps."""
     scene = Scene(2)
-    first = seen(None, scene.view, scene.record, 1.0)
+    first = look(None, scene, 1.0)
     scene.says("h0", Activity.TRAINING, rank=0, epoch=1, step=STEP + 1)
-    later = seen(first, scene.view, scene.record, 9.0)
+    later = look(first, scene, 9.0)
 
     assert first.since == 1.0
     assert later is first
@@ -47,10 +53,10 @@ def test_anything_that_is_different_begins_anew(change: Callable[[Scene], None])
     scene = Scene(2)
     if change is phase:
         scene.fails("h0")
-    before = seen(None, scene.view, scene.record, 1.0)
+    before = look(None, scene, 1.0)
     change(scene)
-    after = seen(before, scene.view, scene.record, 9.0)
-    back = seen(after, scene.view, scene.record, 12.0)
+    after = look(before, scene, 9.0)
+    back = look(after, scene, 12.0)
 
     assert after.since == 9.0
     assert back is after
@@ -59,13 +65,13 @@ def test_anything_that_is_different_begins_anew(change: Callable[[Scene], None])
 def test_each_silence_has_a_time_of_its_own() -> None:
     """A host that misses a heartbeat now and then must not keep a deadline from passing."""
     scene = Scene(3)
-    first = seen(None, scene.view, scene.record, 1.0)
+    first = look(None, scene, 1.0)
     scene.silent.add("h1")
-    one = seen(first, scene.view, scene.record, 4.0)
+    one = look(first, scene, 4.0)
     scene.silent.add("h2")
-    two = seen(one, scene.view, scene.record, 6.0)
+    two = look(one, scene, 6.0)
     scene.silent.remove("h1")
-    other = seen(two, scene.view, scene.record, 7.0)
+    other = look(two, scene, 7.0)
 
     assert first.silences(3.0) == {}
     assert two.silences(9.0) == {values.worker("h1"): 5.0, values.worker("h2"): 3.0}
@@ -73,21 +79,33 @@ def test_each_silence_has_a_time_of_its_own() -> None:
     assert one.age(9.0) == two.age(9.0) == other.age(9.0) == 8.0
 
 
+@pytest.mark.parametrize(("back_at", "silence"), [(5.9, 7.0), (6.0, 2.0)])
+def test_the_end_of_a_long_silence_begins_all_others_anew(back_at: float, silence: float) -> None:
+    """The hosts of a rack whose switch comes back report one after the other."""
+    scene = Scene(3)
+    scene.silent |= {"h1", "h2"}
+    away = look(None, scene, 1.0)
+    scene.silent.remove("h1")
+    after = look(away, scene, back_at)
+
+    assert after.silences(8.0) == {values.worker("h2"): pytest.approx(silence)}
+
+
 def test_a_standby_that_shadows_a_rank_may_fall_silent_too() -> None:
     scene = Scene(2)
     shadow = ShadowAssignment(member=values.member("s0"), rank=1, stay=True)
     scene.record = structs.replace(scene.record, shadows=(shadow,))
 
-    assert seen(None, scene.view, scene.record, 1.0).silences(3.0) == {values.worker("s0"): 2.0}
+    assert look(None, scene, 1.0).silences(3.0) == {values.worker("s0"): 2.0}
 
 
 def test_an_outage_is_no_silence_and_counts_for_no_deadline() -> None:
     """Right after Redis was away nobody may be taken for dead by the time before."""
     scene = Scene(2)
     scene.silent.add("h1")
-    before = seen(None, scene.view, scene.record, 1.0)
+    before = look(None, scene, 1.0)
     after = after_outage(before, 100.0, missed_s=90.0)
-    again = seen(after, scene.view, scene.record, 100.0)
+    again = look(after, scene, 100.0)
 
     assert before.age(10.0) == again.age(100.0) == 9.0
     assert again.silences(100.0) == {values.worker("h1"): 0.0}

@@ -394,6 +394,25 @@ async def test_after_an_outage_a_host_that_has_not_reported_yet_is_not_taken_for
     assert plan.dead == ()
 
 
+async def test_hosts_that_come_back_one_after_the_other_are_not_taken_for_dead(scene):
+    """A switch was away, for the members but not for the leader. The first that reports names
+    another, whose report is on its way."""
+    async with running(scene.leader):
+        await asyncio.sleep(LIMITS.settle_s)
+        await scene.fall_silent("h1")
+        await scene.fall_silent("h2")
+        await asyncio.sleep(90)
+        await scene.report("h1", activity=Activity.STUCK, suspects=("h2/job/0.a",))
+        await asyncio.sleep(LIMITS.unheard_s - 0.5)
+        early = (await scene.record).plan
+        await scene.report("h2", activity=Activity.STUCK, suspects=("h1/job/0.a",))
+        await asyncio.sleep(LIMITS.unheard_s)
+        plan = (await scene.record).plan
+
+    assert early is None or early.dead == ()
+    assert plan.dead == ()
+
+
 async def test_a_host_that_stays_silent_is_taken_for_dead_once_a_link_to_it_broke(scene):
     """It had time to report after the outage."""
     async with running(scene.leader):

@@ -159,7 +159,9 @@ class Decider:
         """The situation of the job, and since when this leader has seen it."""
         if record is None:
             return None
-        self._seen[job] = known = seen(self._seen.get(job), view, record, now)
+        self._seen[job] = known = seen(
+            self._seen.get(job), view, record, now, self._limits.unheard_s
+        )
         return known
 
     def _after(

@@ -37,11 +37,20 @@ class Seen(NamedTuple):
         return {worker: now - since for worker, since in self.unheard.items()}
 
 
-def seen(before: Seen | None, view: ClusterView, record: JobRecord, now: float) -> Seen:
-    """The current situation of the job of ``record``; ``before`` is the previous one."""
+def seen(
+    before: Seen | None, view: ClusterView, record: JobRecord, now: float, unheard_s: float
+) -> Seen:
+    """The current situation of the job of ``record``; ``before`` is the previous one.
+
+    If a worker reports again after ``unheard_s`` of silence, an outage that it shares with others
+    may just have ended. Those report within moments of each other, not all at once, so every other
+    silence starts anew.
+    """
     found, status = _situation(view, record), view.workers(record.job)
     named = (*record.parties, *(assignment.member for assignment in record.shadows))
     known = {} if before is None else before.unheard
+    if any(worker in status and now - since >= unheard_s for worker, since in known.items()):
+        known = {}
     unheard = {m.worker: known.get(m.worker, now) for m in named if m.worker not in status}
     if before is None or before.situation != found:
         return Seen(found, now, unheard)
