@@ -635,6 +635,19 @@ def test_a_job_that_nobody_runs_is_given_up(config, store, running):
     assert (listed, kept) == ((), (after,))
 
 
+def test_a_drain_that_waits_for_a_silent_member_says_so(config, store, running):
+    """The job may well train, but no rank of it moves while a daemon is down."""
+    idle = structs.replace(worker_status("h3/job/0.a"), activity=Activity.STANDBY)
+    store(lambda s: s.put_host(HostStatus("h3", "i", workers=(idle,)), ttl_s=60, wake=False))
+    heard = tmd("drain", "h1", "-c", config)
+    store(lambda s: s.put_job(structs.replace(record("h1", "h5"), revision=2), expected=1))
+    silent = tmd("drain", "h1", "-c", config)
+
+    assert heard.returncode == 0, heard.stderr
+    assert silent.returncode == 3
+    assert "job: moves wait: nothing is heard of h5/job/0.a" in silent.stderr
+
+
 def test_draining_while_paused_is_said(config, store, running):
     store(lambda s: s.set_paused(True))
 

@@ -293,6 +293,27 @@ def test_no_standby_exits_while_a_plan_is_live() -> None:
     assert not isinstance(directive_of(moving, "s0"), Leave)
 
 
+# --- members that are not heard -------------------------------------------------------------------
+
+
+def test_a_move_waits_for_a_silent_member_and_says_so_after_a_while() -> None:
+    """A switch needs all members. Missed heartbeats make no new revisions."""
+    record, view = full(1)
+    without = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != "h-a"))
+    facts = PlanFacts(without, "j", dict.fromkeys("ab", planned_moves.SILENT_S))
+    early = PlanFacts(without, "j", dict.fromkeys("ab", planned_moves.SILENT_S - 0.1))
+
+    def after(known: PlanFacts) -> JobRecord | None:
+        return planned_moves.planned(record, without, known, [wish("c", "r")], 0.0, 100.0)
+
+    late = after(facts)
+    assert after(early) is None
+    assert late is not None
+    assert late.plan is None
+    assert late.detail == "moves wait: nothing is heard of a; is the daemon of h-a up?"
+    assert planned_moves.silent_member(record, PlanFacts(view, "j")) == ""
+
+
 # --- moves that were dropped ----------------------------------------------------------------------
 
 

@@ -123,6 +123,25 @@ def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
     assert [m.host for m in candidates(waiting, served, PlanFacts(waiting, "job"))] == ["h1"]
 
 
+def test_a_planned_move_leaves_a_host_empty_that_a_soft_drain_has_emptied():
+    """Somebody is about to switch it off, though it would serve after a loss."""
+    training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
+    holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
+    drained = view(holder, standby("h2"), drains=(DrainRequest("h2", "r", soft=True),))
+    record = structs.replace(RECORD, history=(planned(0, request="r"),))
+    wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
+
+    def after(cluster):
+        return steer(record, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits())
+
+    assert after(drained).plan is None
+    assert after(drained).detail == (
+        "moving the ranks of h1 waits for 1 standby: not h2/job/0.a: its host is drained, and "
+        "gets a rank only after a loss"
+    )
+    assert after(structs.replace(drained, drains=())).plan.moves[0].joiner.host == "h2"
+
+
 def test_a_drained_host_in_reserve_comes_last_and_only_after_a_loss():
     drains = (DrainRequest("h2", "r", reserve=True),)
     cluster = view(standby("h2"), standby("h3"), drains=drains)

@@ -258,7 +258,11 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
     until = time.monotonic() + SETTLE_S
     try:
         async with asyncio.timeout(2 * SETTLE_S):
-            while why := _obstacles(await snapshot_when_back(store, printed), host):
+            while True:
+                view = await snapshot_when_back(store, printed)
+                why = _obstacles(view, host) or _silent_members(view, host)
+                if not why:
+                    return
                 if time.monotonic() >= until:
                     _exit_stuck(host, why)
                 await asyncio.sleep(LOOK_S)
@@ -275,12 +279,23 @@ def _obstacles(view: ClusterView, host: str) -> list[str]:
     return [f"{r.job}: {why}" for r in records if (why := obstacle(r, view, host))]
 
 
+def _silent_members(view: ClusterView, host: str) -> list[str]:
+    """Why ranks on ``host`` do not move at present, though there are standbys, by job."""
+    from tmd.core.planning.migration import PlanFacts, is_live
+    from tmd.core.planning.planned_moves import silent_member
+    from tmd.core.values.view_checks import jobs_by_host
+
+    records = [r for r in jobs_by_host(view).get(host, []) if not is_live(r.plan)]
+    found = [(r.job, silent_member(r, PlanFacts(view, r.job))) for r in records]
+    return [f"{job}: {why}" for job, why in found if why]
+
+
 def _exit_stuck(host: str, why: list[str]) -> NoReturn:
     for line in why:
         say(line, err=True)
     say(
-        f"nothing moves now: the drain of {host} remains requested until a fit "
-        f"standby joins; 'tmd undrain {host}' withdraws it",
+        f"nothing moves now: the drain of {host} remains requested until it can be served; "
+        f"'tmd undrain {host}' withdraws it",
         err=True,
     )
     raise typer.Exit(STUCK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec import structs
 
@@ -31,6 +32,8 @@ from tmd.core.values.model import (
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 """After a move that was dropped, until the same is tried again: the first pause, which doubles
 with each further one, and the longest."""
+SILENT_S = 10.0
+"""Silence of a member for which a planned move waits without saying so."""
 
 
 def planned(
@@ -57,7 +60,8 @@ def planned(
     if not leavers:
         return structs.replace(record, detail="") if record.detail else None
     if not all(_calm(facts, m.worker) for m in record.membership.members):
-        return None
+        why = silent_member(record, facts, age)
+        return structs.replace(record, detail=why) if why else None
     obstacles = []
     for host in _in_turn([m for _, m in leavers], by_worker):
         leaving = [(r, m) for r, m in leavers if m.host == host]
@@ -106,6 +110,21 @@ def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:
         return ""
     ranks = [r for r, m in enumerate(record.membership.members) if m.host == host]
     return _joiners(record, view, PlanFacts(view, record.job), host, ranks)[1]
+
+
+def silent_member(record: JobRecord, facts: PlanFacts, age: float = inf) -> str:
+    """Why no rank moves while training may well go on: the daemon of a member says nothing, and a
+    switch needs all members. Empty if there is none, or none for as long as ``SILENT_S``.
+
+    ``age``: seconds for which a member without a report has been silent, unless ``facts`` know.
+    """
+    for member in record.membership.members:
+        worker = member.worker
+        if worker in facts.status or facts.has_ended(worker):
+            continue
+        if facts.silence(worker, age) >= SILENT_S:
+            return f"moves wait: nothing is heard of {worker}; is the daemon of {member.host} up?"
+    return ""
 
 
 def _joiners(

@@ -16,6 +16,7 @@ from tmd.core.planning.standbys import (
 )
 from tmd.core.values.model import Activity, ClusterView, JobRecord, Member
 
+SOFTLY_DRAINED = "its host is drained, and gets a rank only after a loss"
 MOST_REASONS = 20
 """Reasons kept in a plan."""
 MOST_NAMED = 5
@@ -81,12 +82,17 @@ def shortfall(
 ) -> str:
     """Why no standby takes ``ranks``: the obstacle for each existing one.
 
-    ``lasts``: standbys on hosts that must be vacated soon do not count.
+    ``lasts``: standbys count only on hosts where a rank may stay.
     """
+
+    drained = {d.host for d in view.drains}
 
     def in_the_way(standby: Standby) -> str:
         failed = standby.refusal or _failure(standby.member, ranks, facts, left_out)
-        return failed or (_passing(standby.standing) if lasts else "")
+        if failed or not lasts:
+            return failed
+        why = _passing(standby.standing)
+        return why or (SOFTLY_DRAINED if standby.member.host in drained else "")
 
     found = [
         f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))

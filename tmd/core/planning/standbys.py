@@ -149,9 +149,9 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
 
 
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
-    """Those of ``members`` whose hosts need not be vacated soon."""
-    reserve = in_reserve(view)
-    return [m for m in members if m.host not in reserve and not _ails(view.host(m.host))]
+    """Those of ``members`` on whose hosts a rank may stay: sound ones, without any drain."""
+    drained = {d.host for d in view.drains}
+    return [m for m in members if m.host not in drained and not _ails(view.host(m.host))]
 
 
 def _unwelcome(host: HostStatus) -> str:

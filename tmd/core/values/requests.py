@@ -16,8 +16,8 @@ class DrainRequest(Struct, frozen=True):
     by: str = ""
     at: float = 0.0
     soft: bool = False
-    """Whether workers of the host may take ranks again after a plan has served the request."""
-
+    """Whether workers of the host may take ranks again after a loss, once a plan has served the
+    request. Planned moves give them none until the request is withdrawn."""
     reserve: bool = False
     """Whether workers of the host may take ranks after a loss if no other standby is left. Planned
     moves give them none until the request is withdrawn."""
