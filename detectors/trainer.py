@@ -74,10 +74,18 @@ class TrainerDetector(Detector):
     Config: ClassVar[type[DetectorConfig]] = TrainerConfig
     deadline_s: ClassVar[float | None] = 30.0
 
+    def __init__(self) -> None:
+        self._findings: TrainerFindings | None = None
+
+    def declared_healthy(self, code: str) -> None:
+        if self._findings is not None:
+            self._findings.state_again(code)
+
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, TrainerConfig)
         findings, kills = TrainerFindings(config), Kills(Path(config.proc_root))
+        self._findings = findings
         async for event in ctx.worker_events():
             if event.exit is None:
                 kills.look(ctx.now())
@@ -169,6 +177,13 @@ class TrainerFindings:
         yield from self._loss(event)
         yield from self._checkpoint(event)
         yield from self._reported(event)
+
+    def state_again(self, code: str) -> None:
+        """Report once more that a worker is silent or hangs, if it still does. ``code`` limits this
+        to one finding; empty means both. No declaration of an operator starts such a worker, and
+        its job waits until it is replaced."""
+        again = {c for c in (STALLED, HUNG) if code in ("", c)}
+        self._raised = {key for key in self._raised if key[0] not in again}
 
     def _reported(self, event: WorkerEvent) -> Iterator[Signal]:
         status = event.status

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, FindingRules, Origin, declared_code
+from tmd.core.alerts.findings import (
+    BANNED,
+    DAY_S,
+    DECLARED,
+    LEADER,
+    FindingRules,
+    Origin,
+    declared_code,
+)
 from tmd.core.alerts.triage import RESTATED_S, FindingsBoard, declared_healthy, restored, ripened
 from tmd.core.alerts.triage import fold as fold_all
 from tmd.core.values.model import Severity, Signal, State, Strategy
@@ -259,6 +267,20 @@ def test_a_declaration_of_health_is_recorded_even_without_findings():
 
     assert [(a.code, declared_code(a)) for a in news] == [(DECLARED, "")]
     assert board == FindingsBoard()
+
+
+@pytest.mark.parametrize("code", ["", "a.b"])
+def test_a_declaration_of_health_leaves_the_findings_of_the_leader(code):
+    """They are about the cluster, and the leader reports each once."""
+    own, held = structs.replace(ORIGIN, detector=LEADER), FindingRules(hold_s=60.0)
+    board, _ = fold(FindingsBoard(), SIGNAL, own, alert_id="1", now=1.0)
+    later = structs.replace(SIGNAL, entity="job:j")
+    board, _ = fold(board, later, structs.replace(own, rules=held), alert_id="2", now=1.0)
+    after, news = declared_healthy(board, "h1", code, by="ann", request="r", now=9.0)
+
+    assert (after.alerts, after.suspects) == (board.alerts, board.suspects)
+    assert len(board.suspects) == 1
+    assert [a.code for a in news] == [DECLARED]
 
 
 def test_a_declaration_about_one_code_keeps_the_ban():

@@ -66,6 +66,24 @@ def test_an_exit_with_an_error_is_fatal_and_belongs_to_the_job():
     assert "signal 9" in signal.message
 
 
+@pytest.mark.parametrize(
+    ("code", "again"), [("", [STALLED]), (STALLED, [STALLED]), (HUNG, []), ("nvml.ecc", [])]
+)
+def test_a_silent_worker_is_reported_again_after_it_was_declared_healthy(code, again):
+    """It stands still as before, and is never replaced without a finding. An ended one is not."""
+    findings = TrainerFindings(CONFIG)
+    silent = speaks(silent_s=9.0)
+    (first,) = findings.observe(silent, 0.0)
+    findings.state_again(code)
+    second = list(findings.observe(silent, 1.0))
+    list(findings.observe(ends(1), 2.0))
+    findings.state_again(code)
+
+    assert first.code == STALLED
+    assert [(s.code, s.state) for s in second] == [(c, State.RAISED) for c in again]
+    assert list(findings.observe(ends(1), 3.0)) == []
+
+
 def test_each_finding_is_reported_once(see):
     first = see(ends(1))
 
@@ -245,6 +263,20 @@ async def counting(tmp_path):
         first = asyncio.create_task(anext(signals))
         await context.idle.wait()
         yield context, signals, first
+
+
+async def test_a_declaration_of_health_reaches_the_findings(tmp_path):
+    """Also one from before the detector runs does no harm."""
+    context, detector = FakeContext(CONFIG), TrainerDetector()
+    detector.declared_healthy("")
+    async with aclosing(detector.watch(context)) as signals:
+        context.tell(speaks(silent_s=9.0))
+        first = await anext(signals)
+        detector.declared_healthy("")
+        context.tell(speaks(silent_s=9.0))
+        second = await anext(signals)
+
+    assert (first.code, second.code) == (STALLED, STALLED)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tmd.config import Settings
-from tmd.core.alerts.findings import FindingRules
+from tmd.core.alerts.findings import LEADER, FindingRules
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.core.values.model import HostStatus, Signal, Strategy
@@ -142,7 +142,7 @@ class Service:
     def _report(self, found: Signal) -> None:
         """Raise or clear, on this host, a finding of the leader or of the reader of records."""
         rules = FindingRules(hold_s=self._settings.leader.unprotected_s)
-        self.watcher.fold(found, "leader", Strategy.ADVISE, rules)
+        self.watcher.fold(found, LEADER, Strategy.ADVISE, rules)
 
     def _web(self, settings: Settings, store: Store) -> Web | None:
         address = settings.http.address

@@ -20,6 +20,8 @@ WHOLE_HOST = "host"
 """Entity of a record about all codes of a host; that of one about a single code is the code."""
 TRIAGE = "triage"
 """Detector name of findings that triage itself raises."""
+LEADER = "leader"
+"""Detector name of the leader's findings, which are about the cluster, on the leader's host."""
 DAY_S = 86_400.0
 GRAVE = frozenset({Severity.DEGRADED, Severity.FATAL})
 """Severities for which a rank may be moved off a host."""

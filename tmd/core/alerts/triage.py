@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from tmd.core.alerts.findings import (
     BANNED,
     DECLARED,
+    LEADER,
     TRIAGE,
     WHOLE_HOST,
     FindingKey,
@@ -107,20 +108,25 @@ def declared_healthy(
 ) -> tuple[FindingsBoard, NewAlerts]:
     """End all findings of ``code`` (empty: all) and forget their history, for an operator.
 
-    A record of it is always published: the operator, the time and the ended findings.
+    Those of the leader stay: they are not about the host, and end by themselves. A record of it is
+    always published: the operator, the time and the ended findings.
     """
+
+    def is_over(key: FindingKey) -> bool:
+        return code in ("", key.code) and key.detector != LEADER
+
     message = f"declared healthy by {by or 'somebody'}"
-    ended = [k for k in board.raised if code in ("", k.code)]
+    ended = [k for k in board.raised if is_over(k)]
     news: list[Alert] = []
     for key in ended:
         board, over = _cleared(board, key, message, now)
         board, more = _relieved(board, key, now)
         news += over + more
     memory = board.memory
-    raises = tuple(r for r in memory.raises if code not in ("", r.key.code))
+    raises = tuple(r for r in memory.raises if not is_over(r.key))
     kept = None if code in ("", BANNED) else memory.ban
-    suspects = {k: s for k, s in board.suspects.items() if code not in ("", k.code)}
-    standing = tuple(k for k in board.memory.standing if code not in ("", k.code))
+    suspects = {k: s for k, s in board.suspects.items() if not is_over(k)}
+    standing = tuple(k for k in board.memory.standing if not is_over(k))
     memory = FindingMemory(raises, kept, standing)
     board = structs.replace(board, suspects=suspects, memory=memory)
     what = ", ".join(sorted({key.code for key in ended})) or "nothing was raised"
