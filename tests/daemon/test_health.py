@@ -115,6 +115,21 @@ async def test_a_ban_survives_a_restart_and_an_operator_lifts_it(tmp_path):
     assert (last, banned, after) == ([BANNED], [BANNED], ())
 
 
+async def test_a_ban_outlives_a_disk_that_was_full(tmp_path):
+    data, there = MemoryStore(), tmp_path / "state"
+    rules = FindingRules(repeats=1)
+    async with daemon(data, there) as (watcher, _health):
+        watcher.fold(SIGNAL, "d", Strategy.ACT, rules)
+        watcher.fold(OVER, "d", Strategy.ACT, rules)
+        await asyncio.sleep(10)
+        there.mkdir()
+        await asyncio.sleep(10)
+    async with daemon(data, there) as (watcher, _health):
+        banned = [a.code for a in watcher.board.alerts]
+
+    assert banned == [BANNED]
+
+
 async def test_an_unreadable_memory_of_findings_is_empty(tmp_path):
     (tmp_path / "findings.json").write_text("{nonsense")
     async with daemon(MemoryStore(), tmp_path) as (watcher, _):

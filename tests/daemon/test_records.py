@@ -42,18 +42,28 @@ def test_lease_epochs_of_jobs_that_ended_long_ago_are_forgotten_once_there_are_m
         ended = record(job=f"old-{number}", state=JobState.FINISHED, lease_epoch=5)
         records.take(ended)
         records.forget(ended.job)
-    records.forget_epochs(["listed"])
+    records.keep_epochs(["listed"])
     few = len(records._obeyed)
     records.take(record(job="goes-on", lease_epoch=6))
     records.take(record(job="listed", state=JobState.FINISHED, lease_epoch=7))
     for name in ("highest", "as high"):
         records.take(record(job=name, state=JobState.FINISHED, lease_epoch=8))
         records.forget(name)
-    records.forget_epochs(["listed"])
+    records.keep_epochs(["listed"])
     again = Records(tmp_path)
 
     assert few == MANY
     assert again._obeyed == {"goes-on": 6, "listed": 7, "highest": 8}
+
+
+def test_a_lease_epoch_outlives_a_disk_that_was_full(tmp_path, record):
+    there = tmp_path / "state"
+    records = Records(there)
+    records.take(record(lease_epoch=7))
+    there.mkdir()
+    records.keep_epochs([])
+
+    assert Records(there).obeyed == 7
 
 
 def test_one_job_does_not_fence_another(tmp_path, record):

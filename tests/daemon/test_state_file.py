@@ -28,6 +28,22 @@ def test_an_error_of_the_disk_is_contained(tmp_path: Path) -> None:
     assert file.path.read_bytes() == b"2"
 
 
+def test_what_a_full_disk_did_not_take_is_written_once_it_can_be(tmp_path: Path) -> None:
+    """Only the newest data, and only once."""
+    file = StateFile(tmp_path / "gone" / "kept.json", "a test")
+    file.write(b"1")
+    file.write(b"2")
+    file.write_again()
+    file.path.parent.mkdir()
+    file.write_again()
+    written = file.path.read_bytes()
+    file.path.unlink()
+    file.write_again()
+
+    assert written == b"2"
+    assert not file.path.exists()
+
+
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     """What was newest when it answers again is written. A pipe that nobody reads hangs as well."""
     file = StateFile(tmp_path / "kept.json", "a test")

@@ -62,11 +62,13 @@ class HostHealth:
                 await self._store.healthy_served(request)
 
     def keep(self) -> None:
-        """Write the memory of findings to disk if it has changed."""
+        """Write the memory of findings to disk if it has changed or the disk did not take it."""
         memory = self._watcher.board.lasting
         if memory != self._kept:
             self._kept = memory
             self._file.write(msgspec.json.encode(memory))
+        else:
+            self._file.write_again()
 
 
 def _read(file: Path) -> FindingMemory:

@@ -120,7 +120,7 @@ class RecordSync:
         for record in found.records:
             if record.state not in ENDED:  # the list was lost, but not the record
                 await self._store.restore_job(record)
-        self._records.forget_epochs({*own, *listed})
+        self._records.keep_epochs({*own, *listed})
 
     async def _apply(self, stored: StoredJobs, asked: Collection[str]) -> None:
         """``asked``: known jobs whose records were looked for."""

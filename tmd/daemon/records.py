@@ -57,9 +57,13 @@ class Records:
         """Forget a job that has ended and is not listed any more."""
         del self.jobs[job]
 
-    def forget_epochs(self, listed: Collection[str]) -> None:
-        """Once there are many, keep the lease epochs of jobs that are listed or have not ended, and
-        one that is the highest: the next leader gets one above it."""
+    def keep_epochs(self, listed: Collection[str]) -> None:
+        """Write the lease epochs to disk if it did not take them.
+
+        Once there are many, keep those of jobs that are listed or have not ended, and one that is
+        the highest: the next leader gets one above it.
+        """
+        self._file.write_again()
         if len(self._obeyed) <= MANY:
             return
         highest = max(self._obeyed, key=lambda job: self._obeyed[job])

@@ -28,9 +28,12 @@ class StateFile:
         self._changing = threading.Lock()
         self._next: bytes | None = None
         self._thread: threading.Thread | None = None
+        self._refused: bytes | None = None
+        """The newest data, if the disk did not take them."""
 
     def write(self, data: bytes) -> None:
-        """Replace the file atomically. An error, such as a full disk, is only logged.
+        """Replace the file atomically. An error, such as a full disk, is only logged: see
+        :meth:`write_again`.
 
         If the disk hangs, ``data`` is written once it answers, unless there are newer ones then.
         """
@@ -48,6 +51,13 @@ class StateFile:
         if writing.is_alive():
             self._log("the disk does not answer")
 
+    def write_again(self) -> None:
+        """Try once more to write what the disk did not take, if there is anything."""
+        with self._changing:
+            data = None if self._thread is not None else self._refused
+        if data is not None:
+            self.write(data)
+
     def _work(self) -> None:
         while True:
             with self._changing:
@@ -58,12 +68,18 @@ class StateFile:
             self._replace(data)
 
     def _replace(self, data: bytes) -> None:
-        fresh = self.path.with_suffix(".new")
+        fresh, before = self.path.with_suffix(".new"), self._refused
         try:
             fresh.write_bytes(data)
             os.replace(fresh, self.path)
         except OSError as error:
-            self._log(in_words(error))
+            self._refused = data
+            if before is None:
+                self._log(in_words(error))
+            return
+        self._refused = None
+        if before is not None:
+            log.info(f"the disk takes {self._what} again", file=str(self.path))
 
     def _log(self, error: str) -> None:
         log.warning(f"cannot save {self._what}", file=str(self.path), error=error)
