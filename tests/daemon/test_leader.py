@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -336,6 +337,30 @@ async def test_a_policy_that_fails_is_reported_until_it_decides_again(tmp_path, 
     assert told == [("policy.failed", "policy:words", s) for s in (State.RAISED, State.CLEARED)]
     assert "'drain it'" in next(s.message for s in scene.reported if s.code == "policy.failed")
     assert capsys.readouterr().out.count("policy failed") == 1
+
+
+async def test_a_policy_that_never_ends_costs_no_decision(tmp_path):
+    """The leader keeps its lease, and the other policies decide."""
+    end = threading.Event()
+
+    class Endless(Policy):
+        name = "endless"
+
+        def decide(self, view: ClusterView):
+            end.wait()
+            return []
+
+    scene = Scene(tmp_path, Endless(), ReplaceFailed())
+    await scene.start()
+    await scene.leader.turn()
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    end.set()
+    failed = [s for s in scene.reported if s.code == "policy.failed"]
+
+    assert (await scene.record).plan is not None
+    assert [s.entity for s in failed] == ["policy:endless"]
+    assert "longer than 1 s" in failed[0].message
 
 
 async def test_an_outage_only_delays(scene):

@@ -42,6 +42,7 @@ from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.held_findings import HeldFindings, RaiseFinding
+from tmd.daemon.policy_calls import PolicyCalls
 from tmd.daemon.policy_runner import rulings
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
@@ -96,6 +97,7 @@ class Leader:
         self._policy_findings = HeldFindings(report, DECIDES, kind="policy")
         self._failing: dict[tuple[str, str], str] = {}
         """Findings about policies that have failed in this turn."""
+        self._calls = PolicyCalls()
         self._report = report
         self._unreplicated = ""
         self._outrun = False
@@ -294,7 +296,8 @@ class Leader:
     def _verdicts(self, view: ClusterView) -> ByJob:
         """What the policies want of each job, as far as it may be done."""
         found: dict[str, list[Verdict]] = {}
-        for ruling in rulings(self._policies, view, self._config.breaker, self._failed):
+        rules, ask = self._config.breaker, self._calls.ask
+        for ruling in rulings(self._policies, view, rules, self._failed, ask):
             if not ruling.held_back:
                 found.setdefault(ruling.verdict.job, []).append(ruling.verdict)
         return found

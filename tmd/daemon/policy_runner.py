@@ -32,6 +32,23 @@ from tmd.plugin import Policy
 log = structlog.get_logger("tmd.leader")
 
 OnFailure = Callable[[Policy, Exception], None]
+AskPolicy = Callable[[Policy, ClusterView], list[Verdict]]
+
+
+def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
+    """What ``policy`` demands of ``view``.
+
+    Raises:
+        TypeError: it did not return verdicts, or one has a value of another type than its field.
+        Exception: what ``decide`` raises.
+    """
+    answer: object = policy.decide(view)
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError("decide() is async: it must return verdicts at once")
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes):
+        raise TypeError(f"decide() returned {answer!r}, which is no list of Verdict")
+    return [_checked(each) for each in answer]
 
 
 class Ruling(Struct, frozen=True):
@@ -51,8 +68,9 @@ def rulings(
     view: ClusterView,
     rules: BreakerRules,
     failed: OnFailure = _log_failure,
+    ask: AskPolicy = verdicts_of,
 ) -> list[Ruling]:
-    """The verdicts of all ``policies``, in their order.
+    """The verdicts of all ``policies``, in their order, got by ``ask``.
 
     ``failed`` is called for each policy that fails: a third-party policy must not stop the others
     from deciding. All verdicts of that policy are ignored.
@@ -61,26 +79,10 @@ def rulings(
     found: list[Ruling] = []
     for policy in policies:
         try:
-            found += [Ruling(v, held_back(view, v)) for v in verdicts_of(policy, shown)]
+            found += [Ruling(v, held_back(view, v)) for v in ask(policy, shown)]
         except Exception as error:
             failed(policy, error)
     return found
-
-
-def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
-    """What ``policy`` demands of ``view``.
-
-    Raises:
-        TypeError: it did not return verdicts, or one has a value of another type than its field.
-        Exception: what ``decide`` raises.
-    """
-    answer: object = policy.decide(view)
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise TypeError("decide() is async: it must return verdicts at once")
-    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes):
-        raise TypeError(f"decide() returned {answer!r}, which is no list of Verdict")
-    return [_checked(each) for each in answer]
 
 
 def _checked(answer: object) -> Verdict:
