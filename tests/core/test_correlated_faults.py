@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.plugins.clusters import cluster, finding, host
 from tmd.core.alerts.breaker import BreakerRules
-from tmd.core.alerts.correlated_faults import contained
+from tmd.core.alerts.correlated_faults import contained, shared_bans
+from tmd.core.alerts.findings import FindingRules, Origin, ban
 from tmd.core.values.model import Strategy
 
 RULES = BreakerRules()
@@ -45,6 +47,31 @@ def test_a_finding_acts_only_if_no_other_host_raised_the_same_near_it(raises):
         others = [t for other, ts in times.items() if other != name for t in ts]
         alone = [all(abs(one - t) > RULES.same_within_s for t in others) for one in when]
         assert [s is Strategy.ACT for s in strategies[name]] == alone
+
+
+def banned(name, when, cause="nic.down"):
+    rules = FindingRules(repeats=3)
+    origin = Origin(name, "nic", Strategy.ACT, rules)
+    return host(name, ban(origin, finding(name, code=cause, id=f"{name}-{when}"), 3, when))
+
+
+def test_bans_of_several_hosts_at_once_for_the_same_finding_are_shared():
+    """A switch blipped. A ban of an earlier release does not say for what it is."""
+    old = banned("h5", 100.0)
+    old = structs.replace(old, alerts=(structs.replace(old.alerts[0], evidence=()),))
+    view = cluster(
+        banned("h1", 100.0),
+        banned("h2", 100.0 + RULES.same_within_s),
+        banned("h3", 101.0, cause="nvml.ecc"),
+        banned("h4", 500.0),
+        old,
+    )
+    found = {ban.host: why for ban, why in shared_bans(view, RULES)}
+
+    assert found == {
+        "h1": "h2 raised the same within 60 s",
+        "h2": "h1 raised the same within 60 s",
+    }
 
 
 def test_different_findings_do_not_make_each_other_doubtful():

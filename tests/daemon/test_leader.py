@@ -15,6 +15,7 @@ from tmd_policies.replace_failed import ReplaceFailed
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
 from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.alerts.findings import BANNED, FindingRules, Origin, ban
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.election import Lease
 from tmd.core.planning.goodput import LossCause
@@ -34,6 +35,7 @@ from tmd.core.values.model import (
     Phase,
     Rehearsal,
     State,
+    Strategy,
     Urgency,
     Verdict,
 )
@@ -361,6 +363,23 @@ async def test_a_policy_that_never_ends_costs_no_decision(tmp_path):
     assert (await scene.record).plan is not None
     assert [s.entity for s in failed] == ["policy:endless"]
     assert "longer than 1 s" in failed[0].message
+
+
+async def test_a_ban_that_two_hosts_got_at_once_is_lifted(scene):
+    """The leader asks each host once, and none that was banned alone."""
+    for host, when in (("h1", 100.0), ("h2", 900.0), ("h3", 101.0)):
+        cause = finding(host, id=f"{host}-1", code="nic.down")
+        origin = Origin(host, "nic", Strategy.ACT, FindingRules(repeats=3))
+        scene.alerts[host] = (ban(origin, cause, 3, when),)
+        await scene.put(host)
+    await scene.leader.turn()
+    asked = scene.data.healthy.copy()
+    scene.data.healthy.clear()
+    await scene.leader.turn()
+
+    assert {(r.host, r.code) for r in asked.values()} == {("h1", BANNED), ("h3", BANNED)}
+    assert all("raised the same within 60 s" in r.by for r in asked.values())
+    assert scene.data.healthy == {}
 
 
 async def test_an_outage_only_delays(scene):

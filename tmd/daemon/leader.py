@@ -44,6 +44,7 @@ from tmd.daemon.deciding import Decider, log_decision
 from tmd.daemon.held_findings import HeldFindings, RaiseFinding
 from tmd.daemon.policy_calls import PolicyCalls
 from tmd.daemon.policy_runner import rulings
+from tmd.daemon.shared_bans import SharedBans
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 
@@ -98,6 +99,7 @@ class Leader:
         self._failing: dict[tuple[str, str], str] = {}
         """Findings about policies that have failed in this turn."""
         self._calls = PolicyCalls()
+        self._bans = SharedBans(store)
         self._report = report
         self._unreplicated = ""
         self._outrun = False
@@ -167,6 +169,7 @@ class Leader:
         after = await self._decide(view, mine)
         self._findings.hold(self._unprotected(view, after))
         self._policy_findings.hold(self._failing)
+        await self._bans.lift(after, self._config.breaker)
         await self._tidy(after)
         # After the decisions, since it may take a moment.
         await self._store.look_for_replica()

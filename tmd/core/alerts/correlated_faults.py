@@ -7,13 +7,14 @@ reports the same fault of many GPUs at once is probably wrong.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
 from typing import NamedTuple
 
 from msgspec import structs
 
 from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.alerts.findings import BANNED
 from tmd.core.values.model import Alert, ClusterView, HostStatus, Strategy
 
 
@@ -44,8 +45,24 @@ def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:
             if not alert.job:
                 for at in {alert.at, alert.reached_at}:
                     alike[alert.detector, alert.code].append(_Raised(at, host.host, alert.id))
+    return _at_once(alike.values(), rules)
+
+
+def shared_bans(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
+    """Bans with a cause outside of one host, and why: two hosts got one at once, for the same
+    finding."""
+    bans = [a for host in view.hosts for a in host.alerts if a.code == BANNED and a.evidence]
+    alike: dict[tuple[str, ...], list[_Raised]] = defaultdict(list)
+    for each in bans:
+        alike[each.evidence].append(_Raised(each.at, each.host, each.id))
+    shared = _at_once(alike.values(), rules)
+    return [(each, shared[each.id]) for each in bans if each.id in shared]
+
+
+def _at_once(groups: Iterable[Sequence[_Raised]], rules: BreakerRules) -> dict[str, str]:
+    """Of each group of equal findings those that two hosts raised at once: id -> reason."""
     found: dict[str, str] = {}
-    for raises in alike.values():
+    for raises in groups:
         forwards = sorted(raises)
         for one, other in (*_before(forwards), *_before(forwards[::-1])):
             if abs(one.at - other.at) <= rules.same_within_s:

@@ -100,7 +100,10 @@ def is_of_host(job: str, severity: Severity) -> bool:
 
 
 def ban(origin: Origin, cause: Alert, times: int, now: float) -> Alert:
-    """The finding that bans the host because ``cause`` was raised ``times`` times."""
+    """The finding that bans the host because ``cause`` was raised ``times`` times.
+
+    Bans for the same code have the same evidence.
+    """
     days = origin.rules.window_s / DAY_S
     return Alert(
         id=f"{cause.id}-ban",
@@ -118,6 +121,7 @@ def ban(origin: Origin, cause: Alert, times: int, now: float) -> Alert:
         strategy=Strategy.ADVISE,
         count=1,
         at=now,
+        evidence=(f"recurring finding: {cause.code}",),
     )
 
 
