@@ -23,8 +23,10 @@ EVIDENCE = 32
 TOO_MANY = "detector.too_many_findings"
 """Code of the finding that a detector has reported more findings than are kept."""
 BURST = 200
-PER_SECOND = 10.0
-"""Findings that a detector may end at once, and per second afterwards, to slow down flapping."""
+PER_SECOND = 1.0
+"""Findings that a detector may end at once, and per second afterwards, to slow down flapping. The
+alerts of all hosts share one stream of limited length, and a webhook that takes them one by one.
+"""
 
 
 def fitted(signal: Signal) -> Signal:
