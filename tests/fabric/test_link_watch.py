@@ -124,6 +124,23 @@ def test_a_rank_whose_peers_switch_first_breaks_nothing() -> None:
         assert leaver.suspects == ("w3",)
 
 
+def test_a_joiner_that_dies_before_the_switch_poisons_the_new_epoch() -> None:
+    """The collectives of inner groups would wait for it, and no link would end any more."""
+    with watched(4) as c:
+        joiner = c.standby("joiner", rank=2)
+        later = c.membership.replaced({2: member(joiner)}, 3)
+        joiner.prepare(later, 2, timeout=10, cancel=lambda: False)
+        stayers = [f for rank, f in enumerate(c.fabrics) if rank != 2]
+        near = [c.fabrics[rank] for rank in partners(2, 4)]
+        die(joiner)
+        Facts().until(lambda: all(f.misses(later) for f in near))
+        for stayer in stayers:
+            stayer.generations.prepare([], later)
+            stayer.switch(later, c.fabrics.index(stayer))
+        Facts().until(lambda: all(f.poisoned for f in stayers))
+        assert {s for f in stayers for s in f.suspects} == {"joiner"}
+
+
 def test_a_link_of_an_epoch_that_is_over_says_nothing() -> None:
     with watched(3) as c:
         survivors, dead = c.fabrics[:2], c.fabrics[2]

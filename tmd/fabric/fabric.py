@@ -169,8 +169,7 @@ class Fabric:
     ) -> int:
         """In a recovery, open the links of ``rank`` that this worker dials; return how many.
 
-        A link that fails is left to the first operation of the new epoch. Inner groups are built in
-        the background.
+        A link that fails is left to the first operation. Inner groups are built in the background.
         """
         views = self.groups_of(rank)
         self.generations.prepare(views, membership, when=BuildTime.ALONE)
@@ -190,8 +189,10 @@ class Fabric:
         with self._admission.lock:
             lasts = old is not None and not old.poisoned and old.rank == rank
             kept = old.hand_over() if old is not None else {}
+            gone = self._admission.hung_up(membership, VOTE)
             changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(changed=changed)
+        self._watch.missed(gone)
         if why := self.generations.follow(membership, lambda: self.poisoned):
             self.poison(why)
         elif self.poisoned:  # perhaps before the generations of this epoch were used
@@ -351,8 +352,7 @@ class Fabric:
     def _admit(self, hello: LinkHello, sock: socket.socket, seal: Seal) -> None:
         # Atomically, or a group created at this moment would attach the link a second time.
         with self._admission.lock:
-            placed = self._admission.admit(hello, sock, seal)
-            if placed is not None:
+            if (placed := self._admission.admit(hello, sock, seal)) is not None:
                 self._attach(*placed)
 
     def _attach(self, key: LinkKey, link: Link) -> None:

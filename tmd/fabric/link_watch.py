@@ -12,11 +12,12 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
 from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Member
 from tmd.fabric.frame import BYE, HEADER_SIZE, VOTE
 from tmd.fabric.link import Link
 from tmd.fabric.transfer import PeerLost
@@ -71,6 +72,13 @@ class LinkWatch:
             # The kernel forgets a descriptor when it is closed; its number may come again.
             self._links[fd] = link
             self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def missed(self, gone: Sequence[Member]) -> None:
+        """The links of the votes to ``gone`` had ended before the present epoch began, so that they
+        are not watched: these workers have died since the vote."""
+        current = self._current()
+        if self.enabled and gone and current is not None:
+            current.blame(PeerLost(gone[0].worker, "its process has ended"))
 
     def leaves(self, group: str, link: Link) -> None:
         """Tell the peer, if there is room, that this side closes ``link`` in good order."""
