@@ -160,6 +160,36 @@ def rival(epoch: int) -> Arm:
     return Arm(plan="rival", membership=Membership(epoch=epoch, members=(other,)), moves=())
 
 
+def test_what_is_built_after_it_was_disarmed_is_dropped() -> None:
+    """The main thread halts between the order and the build, which the agent's thread begins."""
+    dropped: list[str] = []
+
+    def build(order: Arm, done: Callable[[str], None]) -> None:
+        arming.disarm()
+        dropped.append("built")
+
+    arming = Arming(lambda *_: None, build, lambda later: dropped.append(f"dropped {later.epoch}"))
+    arming.arm(order(2))
+
+    assert dropped == ["dropped 2", "built", "dropped 2"]
+
+
+def test_what_is_built_and_followed_at_once_is_kept() -> None:
+    """The main thread may switch before the thread that began the build goes on."""
+    dropped: list[int] = []
+
+    def build(order: Arm, done: Callable[[str], None]) -> None:
+        done("")
+        arming.begin_vote(nobody)
+        arming.end_vote(ticket(order.membership))
+        arming.switched()
+
+    arming = Arming(lambda *_: None, build, lambda later: dropped.append(later.epoch))
+    arming.arm(order(2))
+
+    assert dropped == []
+
+
 def test_another_order_disarms_the_earlier_one_first() -> None:
     """Its groups are gone once those of the other are built; it must not be voted for."""
     reports = Reports()

@@ -106,6 +106,28 @@ def test_the_next_build_has_a_time_of_its_own(scene: Scene) -> None:
     assert early == 1
 
 
+def test_a_build_that_ends_as_it_is_given_up_does_not_count_as_stalled() -> None:
+    """Else the next build would be made at a switch for no reason."""
+    stalls: list[str] = []
+    outcomes: list[str] = []
+    ends: list[Callable[[str], None]] = []
+
+    late, now = False, 0.0
+
+    def look() -> WorkerStatus:
+        if late:
+            ends[0]("")
+        return WorkerStatus("w", "job", 1, "", 0, Activity.TRAINING, step_seconds=0.1)
+
+    watch = BuildWatch(look, stalls.append, look_s=0.001, clock=lambda: now)
+    watch.build(ends.append, outcomes.append)
+    late, now = True, STALL_S + 1
+    Facts().until(lambda: "tmd-build-watch" not in {t.name for t in threading.enumerate()})
+
+    assert outcomes == [""]
+    assert stalls == []
+
+
 def test_a_build_that_was_dropped_is_watched_no_longer(scene: Scene) -> None:
     """In a recovery no step is committed for long."""
     scene.watch.drop()

@@ -59,6 +59,8 @@ class Arming:
         self._voted: Arm | None = None
         self._voting = False
         self._won = False
+        self._followed: Arm | None = None
+        """The latest order that won its vote."""
         self._dropped = ""
         self._next: Arm | None = None
         """What to arm after the running vote."""
@@ -118,7 +120,16 @@ class Arming:
                 self._next = order
                 return
             self._building = order
+        self._begin(order)
+
+    def _begin(self, order: Arm) -> None:
+        """Build the groups of ``order``. It may have been disarmed since the lock was released; if
+        so, nobody else drops what is built for it."""
         self._build(order, lambda refusal: self._built(order, refusal))
+        with self._lock:
+            voted = self._voted if self._voting else None
+            if order not in (self._building, self._arm, voted, self._followed):
+                self._discard(order.membership)
 
     def _built(self, order: Arm, refusal: str) -> None:
         with self._lock:
@@ -177,14 +188,14 @@ class Arming:
             order, self._next = None if won else self._next, None
             self._building = order or self._building
         if order is not None:
-            self._build(order, lambda refusal: self._built(order, refusal))
+            self._begin(order)
         return won
 
     def _end_vote(self, agreed: int) -> Arm | None:
         self._voting = False
         voted = self._voted
         if voted is not None and agreed == ticket(voted.membership):
-            self._arm = None
+            self._arm, self._followed = None, voted
             self._won = True
             self._dropped = ""
             return voted

@@ -56,7 +56,7 @@ class BuildWatch:
     def drop(self) -> None:
         """The latest build was dropped: nobody waits for its end."""
         if self._build is not None:
-            self._build.over.set()
+            self._build.drop()
 
     def _watch(self, build: _Build) -> None:
         step, since = self._status().step, self._clock()
@@ -66,19 +66,26 @@ class BuildWatch:
                 step, since = status.step, now
             elif is_stalled(now - since, status.step_seconds):
                 why = f"no step was committed for {now - since:.0f} s during a build of groups"
-                self._on_stall(why)
-                build.end(why)
+                # Reported first: the leader may try again at once.
+                build.end(why, before=self._on_stall)
 
 
 class _Build:
-    """One build. It ends once."""
+    """One build. It ends once, or is dropped."""
 
     def __init__(self, on_built: OnBuilt) -> None:
         self.over = threading.Event()
         self._on_built, self._ending = on_built, threading.Lock()
 
-    def end(self, why: str) -> None:
-        """It is done, or was given up because of ``why``."""
+    def end(self, why: str, before: Callable[[str], None] = lambda _: None) -> None:
+        """It is done, or was given up because of ``why``. ``before`` is called before this is
+        reported, if it is."""
         if self._ending.acquire(blocking=False):
             self.over.set()
+            before(why)
             self._on_built(why)
+
+    def drop(self) -> None:
+        """Its end is reported no more."""
+        self._ending.acquire(blocking=False)
+        self.over.set()
