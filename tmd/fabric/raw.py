@@ -12,9 +12,12 @@ from tmd.core.values.errors import LinkError, LinkTimeout
 from tmd.fabric.link import Link
 
 PARKED = 64
-"""Most links that wait for one purpose: those of unexpected callers must not crowd out others."""
-PARKED_IN_ALL = 256
-"""Most links that wait in all: unexpected callers may name many purposes."""
+"""Most links of one caller that wait for one purpose: unexpected ones must not crowd out others."""
+PARKED_IN_ALL = 4096
+"""Most links that wait in all: unexpected callers may name many purposes. The first rank of a group
+is called by all others at once."""
+SWEPT = 64
+"""Up to so many waiting links all are looked at with each new one, else with each so-manieth."""
 SLICE = 0.05
 """How often ``cancel`` is polled while waiting."""
 
@@ -22,9 +25,13 @@ SLICE = 0.05
 class RawLinks:
     """Incoming raw links by purpose, until they are accepted. ``close`` drops the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = PARKED_IN_ALL) -> None:
+        """``most``: see :data:`PARKED_IN_ALL`."""
+        self._most = most
         self._arrived = threading.Condition()
-        self._parked: deque[tuple[str, Link]] = deque()
+        self._parked: dict[str, deque[Link]] = {}
+        """By purpose, the oldest first."""
+        self._unswept = 0
         self._closed = False
 
     def park(self, purpose: str, link: Link) -> None:
@@ -33,23 +40,45 @@ class RawLinks:
         with self._arrived:
             if self._closed:
                 return link.close()
-            self._sweep()
-            alike = [entry for entry in self._parked if entry[0] == purpose]
+            self._unswept += 1
+            if self._count() <= SWEPT or self._unswept >= SWEPT:
+                self._sweep()
+            alike = [each for each in self._parked.get(purpose, ()) if each.peer == link.peer]
             if len(alike) >= PARKED:
-                self._drop(alike[0])
-            elif len(self._parked) >= PARKED_IN_ALL:
-                self._drop(self._parked[0])
-            self._parked.append((purpose, link))
+                self._drop(purpose, alike[0])
+            elif self._count() >= self._most:
+                oldest = next(iter(self._parked))
+                self._drop(oldest, self._parked[oldest][0])
+            self._parked.setdefault(purpose, deque()).append(link)
             self._arrived.notify_all()
+
+    def _count(self) -> int:
+        return sum(map(len, self._parked.values()))
 
     def _sweep(self) -> None:
         """Drop the links whose callers have hung up."""
-        for entry in [entry for entry in self._parked if entry[1].ended]:
-            self._drop(entry)
+        self._unswept = 0
+        parked = [(purpose, link) for purpose, links in self._parked.items() for link in links]
+        for purpose, link in parked:
+            if link.ended:
+                self._drop(purpose, link)
 
-    def _drop(self, entry: tuple[str, Link]) -> None:
-        self._parked.remove(entry)
-        entry[1].close()
+    def _drop(self, purpose: str, link: Link) -> None:
+        self._parked[purpose].remove(link)
+        if not self._parked[purpose]:
+            del self._parked[purpose]
+        link.close()
+
+    def _next(self, purpose: str) -> Link | None:
+        """The oldest link for ``purpose`` whose caller waits."""
+        while links := self._parked.get(purpose):
+            link = links.popleft()
+            if not links:
+                del self._parked[purpose]
+            if not link.ended:
+                return link
+            link.close()
+        return None
 
     def accept(
         self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
@@ -63,11 +92,8 @@ class RawLinks:
         deadline = time.monotonic() + timeout
         with self._arrived:
             while True:
-                self._sweep()
-                for entry in self._parked:
-                    if entry[0] == purpose:
-                        self._parked.remove(entry)
-                        return entry[1]
+                if (link := self._next(purpose)) is not None:
+                    return link
                 left = deadline - time.monotonic()
                 if self._closed or (cancel is not None and cancel()):
                     raise LinkError(f"waiting for a caller was cancelled ({purpose})")
@@ -78,8 +104,9 @@ class RawLinks:
     def close(self) -> None:
         with self._arrived:
             self._closed = True
-            for _, link in self._parked:
-                link.close()
+            for links in self._parked.values():
+                for link in links:
+                    link.close()
             self._parked.clear()
             self._arrived.notify_all()
 

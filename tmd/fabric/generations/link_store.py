@@ -285,6 +285,7 @@ def _called(fabric: Fabric, request: GroupRequest, purpose: str, needs: bytes) -
 def _dialled(fabric: Fabric, server: Member, purpose: str, needs: bytes, wanted: Wanted) -> Link:
     """A link on which the server has answered. It may not be listening yet; it is called until it
     is."""
+    pause = AGAIN_S
     while wanted():
         link: Link | None = None
         try:
@@ -294,7 +295,8 @@ def _dialled(fabric: Fabric, server: Member, purpose: str, needs: bytes, wanted:
         except LinkError:
             if link is not None:
                 link.close()
-            time.sleep(AGAIN_S)
+            time.sleep(pause)
+            pause = min(2 * pause, DIAL_S)
     raise LinkError("the build was dropped")
 
 
