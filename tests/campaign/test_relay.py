@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tmd.campaign.relay import LinkConditions, Relay
+from tmd.campaign.relay import LinkConditions, LinkEffect, Relay, RelayedLinks
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -47,7 +47,7 @@ async def test_fair_weather_lets_everything_through(tmp_path: Path) -> None:
         assert await reader.read() == b"hello"
 
 
-@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("way", ["flows_there", "flows_back"])
 async def test_what_is_held_comes_once_the_weather_clears(way: str, tmp_path: Path) -> None:
     """A stall loses nothing; that something was held can be seen."""
     conditions = LinkConditions()
@@ -63,6 +63,29 @@ async def test_what_is_held_comes_once_the_weather_clears(way: str, tmp_path: Pa
 
         assert held
         assert await answer == b"hello"
+
+
+async def test_an_effect_on_a_host_meets_links_that_are_opened_later(tmp_path: Path) -> None:
+    """A standby dials the host for the first time during the fault."""
+
+    def refuse(conditions: LinkConditions) -> None:
+        conditions.refuse = True
+
+    def slow_down(conditions: LinkConditions) -> None:
+        conditions.delay_s = 9.0
+
+    links, effect = RelayedLinks(), LinkEffect("h1", refuse, slow_down)
+    early = links.between("h1", "h2")
+    links.begin(effect)
+    late, other = links.between("h3", "h1"), links.between("h2", "h3")
+    during = [(each.refuse, each.delay_s) for each in (early, late, other)]
+    links.end(effect)
+    after = [(each.refuse, each.delay_s) for each in (early, late, links.between("h1", "h4"))]
+
+    assert during == [(True, 0.0), (False, 9.0), (False, 0.0)]
+    assert after == [(False, 0.0)] * 3
+    assert links.between("h3", "h1") is late
+    assert links.of("h4") == [links.between("h1", "h4")]
 
 
 async def test_a_reset_ends_what_is_open_and_refusal_what_comes(tmp_path: Path) -> None:

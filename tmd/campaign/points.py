@@ -153,7 +153,8 @@ class Injector:
             time.sleep(PACES_S[self._paced.what])
         self._read_orders(folder)
         for fault in (*self._faults, *self._ordered):
-            if fault.point == point and self._is_meant(fault, session) and self._first(fault.id):
+            meant = fault.point == point and self._is_meant(fault, session)
+            if meant and self._can_strike(fault.what) and self._first(fault.id):
                 self._strike(fault)
 
     def work(self, seconds: float) -> None:
@@ -241,6 +242,16 @@ class Injector:
     def _gone(self, fault: ArmedFault) -> bool:
         assert self._folder is not None
         return (self._folder / f"{fault.id}.go").exists()
+
+    def _can_strike(self, what: str) -> bool:
+        """Whether there is what the fault breaks: it counts as fired once it strikes."""
+        match what:
+            case "sever" | "isolate":
+                return self._fabric is not None
+            case "flip" | "flips" | "cut" | "cuts":
+                return self._following is not None
+            case _:
+                return True
 
     def _strike(self, fault: ArmedFault) -> None:
         match fault.what:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 StreamPair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[], Awaitable[StreamPair]]
@@ -25,8 +25,10 @@ class LinkConditions:
     """How the connections that one side opens behave, including those already open."""
 
     def __init__(self) -> None:
-        self.there = asyncio.Event()
-        self.back = asyncio.Event()
+        self.flows_there = asyncio.Event()
+        """Set while what the dialling side sends arrives."""
+        self.flows_back = asyncio.Event()
+        """Set while answers arrive."""
         self.delay_s = 0.0
         self.bytes_s = 0.0
         """Limit in bytes per second; 0 for none."""
@@ -38,8 +40,8 @@ class LinkConditions:
 
     def clear(self) -> None:
         """Remove all effects."""
-        self.there.set()
-        self.back.set()
+        self.flows_there.set()
+        self.flows_back.set()
         self.delay_s = self.bytes_s = 0.0
         self.refuse = False
         self.passed = 0
@@ -69,8 +71,8 @@ class LinkConditions:
         self._open |= {near[1], far[1]}
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(near[0], far[1], self.there))
-                both.create_task(self._pump(far[0], near[1], self.back))
+                both.create_task(self._pump(near[0], far[1], self.flows_there))
+                both.create_task(self._pump(far[0], near[1], self.flows_back))
         finally:
             self._open -= {near[1], far[1]}
             near[1].transport.abort()
@@ -90,6 +92,54 @@ class LinkConditions:
                 await target.drain()
             with contextlib.suppress(OSError):
                 target.write_eof()
+
+
+class LinkEffect(NamedTuple):
+    """What happens to all connections of a host: to those that it dials, and to those to it."""
+
+    host: str
+    on_dials: Callable[[LinkConditions], None]
+    on_dialled: Callable[[LinkConditions], None]
+
+
+class RelayedLinks:
+    """The conditions of the connections from each host to each other one."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[str, str], LinkConditions] = {}
+        self._effects: list[LinkEffect] = []
+
+    def between(self, dials: str, dialled: str) -> LinkConditions:
+        """The conditions of connections that host ``dials`` opens to ``dialled``. Effects apply to
+        hosts that meet later, too."""
+        if (dials, dialled) not in self._pairs:
+            self._pairs[dials, dialled] = found = LinkConditions()
+            for effect in self._effects:
+                _apply(effect, dials, dialled, found)
+        return self._pairs[dials, dialled]
+
+    def of(self, host: str) -> list[LinkConditions]:
+        """Those of ``host`` in use, in both directions."""
+        return [found for pair, found in self._pairs.items() if host in pair]
+
+    def begin(self, effect: LinkEffect) -> None:
+        self._effects.append(effect)
+        for (dials, dialled), found in self._pairs.items():
+            _apply(effect, dials, dialled, found)
+
+    def end(self, effect: LinkEffect) -> None:
+        """Idempotent."""
+        if effect in self._effects:
+            self._effects.remove(effect)
+            for found in self.of(effect.host):
+                found.clear()
+
+
+def _apply(effect: LinkEffect, dials: str, dialled: str, conditions: LinkConditions) -> None:
+    if effect.host == dials:
+        effect.on_dials(conditions)
+    elif effect.host == dialled:
+        effect.on_dialled(conditions)
 
 
 def _dialling(target: Path | str) -> Dial:

@@ -23,7 +23,7 @@ from tmd.campaign.environment import FOLDER, ORDERS, RELAY
 from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
 from tmd.campaign.other_release import OtherRelease
-from tmd.campaign.relay import LinkConditions, Relay
+from tmd.campaign.relay import LinkConditions, Relay, RelayedLinks
 from tmd.campaign.scenario import FaultPart, JobPart, Network, ProcessKind, ServerKind, Story
 from tmd.campaign.servers import Private, WithSentinel
 from tmd.campaign.view_checks import followed, meant, rehearsed
@@ -57,7 +57,7 @@ class CampaignStage:
         self.marks = folder / "marks"
         self.control = {host: LinkConditions() for host in self.hosts}
         """Connections between each daemon and Redis."""
-        self.links: dict[tuple[str, str], LinkConditions] = {}
+        self.links = RelayedLinks()
         """Connections between workers of two hosts, the dialling one first."""
         self.private: Private | None = None
         self.sentinel: WithSentinel | None = None
@@ -165,7 +165,7 @@ class CampaignStage:
     async def _relay_port(self, question: str) -> str:
         """The port through which a worker on one host reaches an address on another."""
         near, far, address = question.split()
-        conditions = self.links.setdefault((near, far), LinkConditions())
+        conditions = self.links.between(near, far)
         if (near, address) not in self._relay_ports:
             self._relay_ports[near, address] = await self._relay.tcp(address, conditions)
         return str(self._relay_ports[near, address])
@@ -321,8 +321,11 @@ class CampaignStage:
 
     # --- mending ----------------------------------------------------------------------------------
 
-    def mounted(self, place: Path) -> None:
-        """Note a mount, which is removed at the latest when the story ends."""
+    def mount(self, place: Path, *options: str) -> None:
+        """Mount at ``place``; it is removed at the latest when the story ends. Raises OSError."""
+        done = subprocess.run(["mount", *options, str(place)], capture_output=True, check=False)
+        if done.returncode:
+            raise OSError(done.stderr.decode().strip())
         self._mounts.append(place)
         self._stack.callback(self.unmount, place)
 

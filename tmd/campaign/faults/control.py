@@ -55,8 +55,8 @@ async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections stay open but carry nothing."""
     _, ways = await _conditions(stage, fault)
     for conditions in ways:
-        conditions.there.clear()
-        conditions.back.clear()
+        conditions.flows_there.clear()
+        conditions.flows_back.clear()
     await _met(ways)
     return _clearing(ways)
 
@@ -65,7 +65,7 @@ async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Redis receives the daemon's requests, but its answers are lost."""
     _, ways = await _conditions(stage, fault)
     for conditions in ways:
-        conditions.back.clear()
+        conditions.flows_back.clear()
     await _met(ways)
     return _clearing(ways)
 

@@ -179,9 +179,10 @@ async def _other_protocol(stage: CampaignStage, fault: FaultPart) -> Mend:
         header = await reader.readexactly(wire.HEADER_SIZE)
         answer = wire.decode(await reader.readexactly(wire.body_size(header)))
     except asyncio.IncompleteReadError:
-        answer = None
-    writer.close()
-    if answer is not None and not isinstance(answer, wire.Rejected):
+        raise Unfired("the daemon closed the connection without a word") from None
+    finally:
+        writer.close()
+    if not isinstance(answer, wire.Rejected):
         raise Unfired(f"the daemon answered {type(answer).__name__}")
     return nothing
 

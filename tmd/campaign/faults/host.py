@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 from tmd.campaign import clocks, namespaces
@@ -116,35 +114,32 @@ async def _disk_full(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Put the daemon's state on a separate file system that is full, and start the daemon."""
     host = await stage.target(fault.where)
     state = stage.cluster.folder(host) / "state"
-    await _on(stage, host, ("-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(state)))
+    mend = await _on(stage, host, state, ("-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs"))
     with contextlib.suppress(OSError):
         _fill(state / "ballast")
     if shutil.disk_usage(state).free:
         raise Unfired(f"there is space left in {state}")
-    return await _back_on_disk(stage, host, state)
+    return mend
 
 
 async def _read_only(stage: CampaignStage, fault: FaultPart) -> Mend:
     host = await stage.target(fault.where)
     state = stage.cluster.folder(host) / "state"
-    await _on(stage, host, ("--bind", "-o", "ro", str(state), str(state)))
+    mend = await _on(stage, host, state, ("--bind", "-o", "ro", str(state)))
     with contextlib.suppress(OSError):
         (state / "probe").touch()
         raise Unfired(f"{state} can be written")
-    return await _back_on_disk(stage, host, state)
+    return mend
 
 
-async def _on(stage: CampaignStage, host: str, options: tuple[str, ...]) -> None:
-    """Mount, then restart the daemon on it."""
-    done = await asyncio.to_thread(subprocess.run, ["mount", *options], capture_output=True)
-    if done.returncode:
-        raise Unfired(done.stderr.decode().strip())
+async def _on(stage: CampaignStage, host: str, state: Path, options: tuple[str, ...]) -> Mend:
+    """Mount at ``state``, then restart the daemon on it."""
+    try:
+        stage.mount(state, *options)
+    except OSError as error:
+        raise Unfired(str(error)) from None
     await kill(stage.cluster.daemons[host])
     await stage.cluster.start_daemon(host)
-
-
-async def _back_on_disk(stage: CampaignStage, host: str, state: Path) -> Mend:
-    stage.mounted(state)
 
     async def mend() -> None:
         if stage.unmount(state):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tmd.campaign import namespaces
 from tmd.campaign.faults.host import _networks
 from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
-from tmd.campaign.relay import LinkConditions
+from tmd.campaign.relay import LinkConditions, LinkEffect
 from tmd.campaign.scenario import FaultPart, Network
 from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
@@ -19,100 +19,85 @@ LOST = 0.02
 """Share of dropped packets."""
 
 
-def _directions(
-    stage: CampaignStage, host: str, *, near: bool = True, far: bool = True
-) -> list[LinkConditions]:
-    """The directions of ``host`` in use: connections that it dials, and those to it."""
+def _connections(stage: CampaignStage, host: str) -> list[LinkConditions]:
+    """Those of ``host`` in use, in both directions."""
     if stage.story.cluster.network is not Network.RELAYED:
         raise Unfired('workers do not use the relay: [cluster] network = "relayed"')
-    found = [
-        conditions
-        for (dials, dialled), conditions in stage.links.items()
-        if (near and dials == host) or (far and dialled == host)
-    ]
-    if not found:
+    if not (found := stage.links.of(host)):
         raise Unfired(f"no host has dialled {host} yet")
     return found
 
 
-async def _met(ways: Iterable[LinkConditions]) -> None:
-    """Wait until bytes have met the changed relay."""
-    known = list(ways)
+async def _affect(stage: CampaignStage, effect: LinkEffect) -> Mend:
+    """Begin ``effect``, and wait until bytes have met it."""
+    known = _connections(stage, effect.host)
+    stage.links.begin(effect)
     await until(lambda: any(conditions.passed for conditions in known))
+    return _ending(stage, effect)
 
 
-def _clearing(ways: list[LinkConditions]) -> Mend:
-    async def clear() -> None:
-        for conditions in ways:
-            conditions.clear()
+def _ending(stage: CampaignStage, effect: LinkEffect) -> Mend:
+    async def end() -> None:
+        stage.links.end(effect)
 
-    return clear
-
-
-async def _change(
-    stage: CampaignStage, fault: FaultPart, change: Callable[[LinkConditions], None]
-) -> Mend:
-    ways = _directions(stage, await stage.target(fault.where))
-    for conditions in ways:
-        change(conditions)
-    await _met(ways)
-    return _clearing(ways)
+    return end
 
 
 async def _delay(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(conditions: LinkConditions) -> None:
         conditions.delay_s = fault.amount or DELAY_S
 
-    return await _change(stage, fault, change)
+    return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
 
 
 async def _rate(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(conditions: LinkConditions) -> None:
         conditions.bytes_s = fault.amount or SLOW_BYTES_S
 
-    return await _change(stage, fault, change)
+    return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
+
+
+def _stall_there(conditions: LinkConditions) -> None:
+    conditions.flows_there.clear()
+
+
+def _stall_back(conditions: LinkConditions) -> None:
+    conditions.flows_back.clear()
 
 
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(conditions: LinkConditions) -> None:
-        conditions.there.clear()
-        conditions.back.clear()
+        _stall_there(conditions)
+        _stall_back(conditions)
 
-    return await _change(stage, fault, change)
+    return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
 
 
 async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Data from the host do not arrive; data to it do."""
     host = await stage.target(fault.where)
-    dials, dialled = _one_side(stage, host)
-    for conditions in dials:
-        conditions.there.clear()
-    for conditions in dialled:
-        conditions.back.clear()
-    await _met([*dials, *dialled])
-    return _clearing([*dials, *dialled])
-
-
-def _one_side(stage: CampaignStage, host: str) -> tuple[list[LinkConditions], list[LinkConditions]]:
-    every = _directions(stage, host)
-    dials = [w for (near, _), w in stage.links.items() if near == host]
-    return dials, [w for w in every if w not in dials]
+    return await _affect(stage, LinkEffect(host, _stall_there, _stall_back))
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
-    if not sum([w.reset() for w in _directions(stage, await stage.target(fault.where))]):
+    if not sum([w.reset() for w in _connections(stage, await stage.target(fault.where))]):
         raise Unfired("no connection was open")
     return nothing
 
 
 async def _refuse(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Open connections are reset, and new ones fail."""
-    ways = _directions(stage, await stage.target(fault.where))
-    for conditions in ways:
+
+    def change(conditions: LinkConditions) -> None:
         conditions.refuse = True
-    if not sum([conditions.reset() for conditions in ways]):
+
+    host = await stage.target(fault.where)
+    known, effect = _connections(stage, host), LinkEffect(host, change, change)
+    stage.links.begin(effect)
+    if not sum([conditions.reset() for conditions in known]):
+        stage.links.end(effect)
         raise Unfired("no connection was open")
-    return _clearing(ways)
+    return _ending(stage, effect)
 
 
 async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:

@@ -12,7 +12,7 @@ from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
 
-STOPPED = "T"
+STOPPED, ENDED = "T", ("", "Z")
 
 
 def state_of(pid: int) -> str:
@@ -27,13 +27,15 @@ async def send(pid: int, number: int, wanted: str) -> None:
     """Signal a process and wait until it is in the state ``wanted``.
 
     Raises:
-        Unfired: there is no such process.
+        Unfired: there is no such process, or it has ended and ``wanted`` is another state.
     """
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         raise Unfired(f"there is no process {pid}") from None
-    await until(lambda: state_of(pid) in (wanted, "", "Z"))
+    await until(lambda: state_of(pid) in (wanted, *ENDED))
+    if wanted not in ENDED and state_of(pid) in ENDED:
+        raise Unfired(f"process {pid} has ended")
 
 
 async def _stop_and_continue(stage: CampaignStage, fault: FaultPart) -> Mend:
