@@ -170,7 +170,8 @@ class Detector(ABC):
         """An operator has declared the findings of ``code`` over; all of them if it is empty.
 
         Override it if findings are stated again after a restart because they are remembered, not
-        because they still hold: they must be forgotten. Must not block.
+        because they still hold: they must be forgotten. Override it, too, if a finding must be
+        stated again because it still holds and cannot wait for a person. Must not block.
         """
 
     @abstractmethod

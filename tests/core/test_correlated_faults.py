@@ -66,11 +66,11 @@ def test_bans_of_several_hosts_at_once_for_the_same_finding_are_shared():
         banned("h4", 500.0),
         old,
     )
-    found = {ban.host: why for ban, why in shared_bans(view, RULES)}
+    found = shared_bans([a for host in view.hosts for a in host.alerts], RULES)
 
     assert found == {
-        "h1": "h2 raised the same within 60 s",
-        "h2": "h1 raised the same within 60 s",
+        "h1-100.0-ban": "h2 raised the same within 60 s",
+        "h2-160.0-ban": "h1 raised the same within 60 s",
     }
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tests import values
 from tests.core.clusters import STEP, Scene
-from tmd.core.planning.deadlines import Seen, after_outage, seen
+from tmd.core.planning.deadlines import LATE_S, Seen, after_outage, seen
 from tmd.core.values.model import Activity, Phase, ShadowAssignment
 
 UNHEARD_S = 5.0
@@ -79,16 +79,47 @@ def test_each_silence_has_a_time_of_its_own() -> None:
     assert one.age(9.0) == two.age(9.0) == other.age(9.0) == 8.0
 
 
-@pytest.mark.parametrize(("back_at", "silence"), [(5.9, 7.0), (6.0, 2.0)])
-def test_the_end_of_a_long_silence_begins_all_others_anew(back_at: float, silence: float) -> None:
+@pytest.mark.parametrize(("back_at", "counts_from"), [(5.9, 2.0), (6.0, 6.0 + LATE_S)])
+def test_the_end_of_an_outage_excuses_those_that_fell_silent_with_it(
+    back_at: float, counts_from: float
+) -> None:
     """The hosts of a rack whose switch comes back report one after the other."""
     scene = Scene(3)
-    scene.silent |= {"h1", "h2"}
-    away = look(None, scene, 1.0)
+    scene.silent.add("h1")
+    before = look(None, scene, 1.0)
+    scene.silent.add("h2")
+    away = look(before, scene, 2.0)
     scene.silent.remove("h1")
     after = look(away, scene, back_at)
 
-    assert after.silences(8.0) == {values.worker("h2"): pytest.approx(silence)}
+    assert after.silences(30.0) == {values.worker("h2"): 30.0 - counts_from}
+
+
+def test_each_end_of_the_same_outage_excuses_the_others_again() -> None:
+    """Though less than ``unheard_s`` has passed since the first."""
+    scene = Scene(3)
+    scene.silent |= {"h0", "h1", "h2"}
+    away = look(None, scene, 1.0)
+    scene.silent.remove("h0")
+    first = look(away, scene, 90.0)
+    scene.silent.remove("h1")
+    second = look(first, scene, 90.0 + UNHEARD_S / 2)
+
+    assert second.silences(100.0) == {values.worker("h2"): 100.0 - (92.5 + LATE_S)}
+
+
+def test_a_host_that_comes_and_goes_excuses_no_other() -> None:
+    """In a large job one always does, and a dead host would never be replaced."""
+    scene = Scene(3)
+    scene.silent.add("h2")
+    seen_last = look(None, scene, 1.0)
+    for begin in range(20, 100, 8):
+        scene.silent.add("h1")
+        seen_last = look(seen_last, scene, begin)
+        scene.silent.remove("h1")
+        seen_last = look(seen_last, scene, begin + 7.0)
+
+    assert seen_last.silences(100.0) == {values.worker("h2"): 99.0}
 
 
 def test_a_standby_that_shadows_a_rank_may_fall_silent_too() -> None:

@@ -283,6 +283,18 @@ def test_a_declaration_of_health_leaves_the_findings_of_the_leader(code):
     assert [a.code for a in news] == [DECLARED]
 
 
+def test_the_end_of_a_ban_forgets_the_history_of_its_cause():
+    """Else the next raise would ban the host again. Other findings keep theirs."""
+    other = structs.replace(OF_HOST, code="other")
+    board, _ = come_and_go(OF_HOST, (0, 1, 2))
+    board, _ = fold_all(board, other, AGAIN, alert_id="o", now=3.0, clock=0.0)
+    lifted, _ = declared_healthy(board, "h1", BANNED, by="the leader", request="r", now=9.0)
+    again, _ = fold_all(lifted, OF_HOST, AGAIN, alert_id="x", now=10.0, clock=0.0)
+
+    assert [r.key.code for r in lifted.memory.raises] == ["other"]
+    assert BANNED not in {a.code for a in again.alerts}
+
+
 def test_a_declaration_about_one_code_keeps_the_ban():
     board, _ = come_and_go(OF_HOST, (0, 1, 2))
     board, _ = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=9.0)

@@ -14,7 +14,7 @@ from tmd.testing.clients import until
 
 VIEW = ClusterView()
 WISH = Verdict("job", "w", Urgency.DRAIN, "c", "r")
-SHORT_S, PAUSE = 0.5, 1.0
+SHORT_S, PAUSE_S = 0.5, 0.5
 
 
 class Waits(Policy):
@@ -71,7 +71,7 @@ def test_a_policy_that_ends_its_thread_has_failed():
 
 async def test_a_slow_policy_is_asked_again_after_a_pause(policy):
     """Not while it computes, nor at once afterwards; and no other policy waits for it."""
-    calls = PolicyCalls(SHORT_S, PAUSE)
+    calls = PolicyCalls(SHORT_S, PAUSE_S)
     for _ in range(2):
         with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
             calls.ask(policy, VIEW)
@@ -93,4 +93,16 @@ async def test_a_slow_policy_is_asked_again_after_a_pause(policy):
     assert took[0] == 1
     assert policy.calls == 2
     assert swift == [WISH]
-    assert time.monotonic() - took[1] >= PAUSE * SHORT_S
+    assert time.monotonic() - took[1] >= PAUSE_S
+
+
+def test_a_policy_that_was_replaced_is_asked_at_once(policy):
+    """A new configuration is in force, though the former one still computes."""
+    calls = PolicyCalls(SHORT_S)
+    with pytest.raises(TimeoutError):
+        calls.ask(policy, VIEW)
+    calls.forget()
+    swift = Waits()
+    swift.go.set()
+
+    assert calls.ask(swift, VIEW) == [WISH]

@@ -50,8 +50,8 @@ def drain(
     """Move all ranks off HOST while training continues. HOST gets no rank until 'tmd undrain HOST',
     not even after a loss for which there is no other standby, unless --soft is given.
 
-    Exit status 3: the drain is requested, but nothing moves now, because the cluster is paused or
-    no standby is fit; the reason is printed."""
+    Exit status 3: the drain is requested, but nothing moves now, because the cluster is paused, no
+    standby is fit, or the daemon of a host of the job is silent; the reason is printed."""
     from tmd.core.values.requests import DrainRequest
     from tmd.core.values.view_checks import jobs_by_host, unknown_host
 
@@ -107,7 +107,8 @@ def set_healthy(
     ] = "",
 ) -> None:
     """Clear the findings of HOST and lift its ban. Requester and time are recorded in 'tmd events'.
-    A finding is raised again only if the fault recurs."""
+    A finding is raised again only if the fault recurs, but for a worker that is still silent or
+    hangs. Findings of the leader stay: they are about the cluster."""
     from tmd.core.values.requests import HealthyRequest
     from tmd.core.values.view_checks import unknown_host
 
@@ -228,8 +229,10 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
                 if free_since is not None and now - free_since >= settle_s:
                     break
                 why = _obstacles(view, host)
+                # A silent member may be lost just now, and then the job goes on.
+                patience_s, why = SETTLE_S if why else GONE_S, why or _silent_members(view, host)
                 stuck_since = (stuck_since or now) if why else None
-                if stuck_since is not None and now - stuck_since >= SETTLE_S:
+                if stuck_since is not None and now - stuck_since >= patience_s:
                     _exit_stuck(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
@@ -283,9 +286,11 @@ def _silent_members(view: ClusterView, host: str) -> list[str]:
     """Why ranks on ``host`` do not move at present, though there are standbys, by job."""
     from tmd.core.planning.migration import PlanFacts, is_live
     from tmd.core.planning.planned_moves import silent_member
+    from tmd.core.values.model import JobState
     from tmd.core.values.view_checks import jobs_by_host
 
-    records = [r for r in jobs_by_host(view).get(host, []) if not is_live(r.plan)]
+    running = [r for r in jobs_by_host(view).get(host, []) if r.state is JobState.RUNNING]
+    records = [r for r in running if not is_live(r.plan)]
     found = [(r.job, silent_member(r, PlanFacts(view, r.job))) for r in records]
     return [f"{job}: {why}" for job, why in found if why]
 

@@ -121,6 +121,7 @@ class Leader:
     def adopt(self, policies: Sequence[Policy]) -> None:
         """Use these policies from the next turn on."""
         self._policies = policies
+        self._calls.forget()
         self.bell.ring()
 
     async def run(self) -> None:

@@ -12,19 +12,20 @@ from tmd.core.values.model import ClusterView, Verdict
 from tmd.daemon.policy_runner import verdicts_of
 from tmd.plugin import Policy
 
-LONGEST_S = 1.0
-"""Longest time that the leader waits for a policy, while it does nothing else. The policies of tmd
-take a tenth of it for ten thousand hosts."""
-PAUSE = 10.0
-"""A policy that took longer is asked again after this many times as long."""
+LONGEST_S = 2.0
+"""Longest time that the leader waits for a policy, while it does nothing else: less than the life
+of a heartbeat. The policies of tmd take a tenth of a second of a processor for ten thousand hosts.
+"""
+PAUSE_S = 10.0
+"""After the end of a call that took longer the policy is not asked for this time."""
 
 
 class PolicyCalls:
     """One thread per policy at most; the leader's thread calls :meth:`ask`."""
 
-    def __init__(self, longest_s: float = LONGEST_S, pause: float = PAUSE) -> None:
-        """``pause``: see :data:`PAUSE`."""
-        self._longest_s, self._pause = longest_s, pause
+    def __init__(self, longest_s: float = LONGEST_S, pause_s: float = PAUSE_S) -> None:
+        """See :data:`LONGEST_S` and :data:`PAUSE_S`."""
+        self._longest_s, self._pause_s = longest_s, pause_s
         self._slow: dict[str, _Call] = {}
         """By policy, the call that took too long, or that still goes on."""
 
@@ -37,7 +38,7 @@ class PolicyCalls:
             Exception: as :func:`verdicts_of`.
         """
         slow = self._slow.get(policy.name)
-        if slow is not None and slow.rests(time.monotonic(), self._pause):
+        if slow is not None and slow.rests(time.monotonic(), self._pause_s):
             raise self._too_slow()
         self._slow.pop(policy.name, None)
         call = _Call(lambda: verdicts_of(policy, view))
@@ -45,6 +46,10 @@ class PolicyCalls:
             self._slow[policy.name] = call
             raise self._too_slow()
         return call.result()
+
+    def forget(self) -> None:
+        """Ask all again: they may be others by now. A call that never ends keeps its thread."""
+        self._slow.clear()
 
     def _too_slow(self) -> TimeoutError:
         return TimeoutError(
@@ -61,7 +66,6 @@ class _Call:
 
     def __init__(self, decide: Callable[[], list[Verdict]]) -> None:
         self._decide = decide
-        self._began = time.monotonic()
         self._ended: float | None = None
         self._found: list[Verdict] | Exception = []
         # A daemon thread: one that never ends must not keep the process from ending.
@@ -79,9 +83,9 @@ class _Call:
             raise self._found
         return self._found
 
-    def rests(self, now: float, pause: float) -> bool:
-        """Whether its policy is not asked again yet: ``pause`` times as long as it took."""
-        return self._ended is None or now < self._ended + pause * (self._ended - self._began)
+    def rests(self, now: float, pause_s: float) -> bool:
+        """Whether its policy is not asked again yet."""
+        return self._ended is None or now < self._ended + pause_s
 
     def _run(self) -> None:
         try:

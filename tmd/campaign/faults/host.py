@@ -13,6 +13,7 @@ from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import FaultKind, Mend, Unfired
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
+from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import kill, pids, workers
 
 HOUR_S = 3600.0
@@ -137,7 +138,7 @@ async def _on(stage: CampaignStage, host: str, state: Path, options: tuple[str, 
     try:
         stage.mount(state, *options)
     except OSError as error:
-        raise Unfired(str(error)) from None
+        raise Unfired(in_words(error)) from None
     await kill(stage.cluster.daemons[host])
     await stage.cluster.start_daemon(host)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from tmd.core.alerts.breaker import BreakerRules
-from tmd.core.alerts.findings import BANNED
+from tmd.core.alerts.findings import banned_for
 from tmd.core.values.model import Alert, ClusterView, HostStatus, Strategy
 
 
@@ -48,15 +48,14 @@ def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:
     return _at_once(alike.values(), rules)
 
 
-def shared_bans(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
-    """Bans with a cause outside of one host, and why: two hosts got one at once, for the same
-    finding."""
-    bans = [a for host in view.hosts for a in host.alerts if a.code == BANNED and a.evidence]
-    alike: dict[tuple[str, ...], list[_Raised]] = defaultdict(list)
+def shared_bans(bans: Iterable[Alert], rules: BreakerRules) -> dict[str, str]:
+    """Those of ``bans`` with a cause outside of one host: id -> reason. Two hosts got one at once,
+    for the same finding."""
+    alike: dict[str, list[_Raised]] = defaultdict(list)
     for each in bans:
-        alike[each.evidence].append(_Raised(each.at, each.host, each.id))
-    shared = _at_once(alike.values(), rules)
-    return [(each, shared[each.id]) for each in bans if each.id in shared]
+        if cause := banned_for(each):
+            alike[cause].append(_Raised(each.at, each.host, each.id))
+    return _at_once(alike.values(), rules)
 
 
 def _at_once(groups: Iterable[Sequence[_Raised]], rules: BreakerRules) -> dict[str, str]:

@@ -22,6 +22,8 @@ TRIAGE = "triage"
 """Detector name of findings that triage itself raises."""
 LEADER = "leader"
 """Detector name of the leader's findings, which are about the cluster, on the leader's host."""
+RECURRING = "recurring finding: "
+"""Beginning of the evidence of a ban."""
 DAY_S = 86_400.0
 GRAVE = frozenset({Severity.DEGRADED, Severity.FATAL})
 """Severities for which a rank may be moved off a host."""
@@ -100,10 +102,7 @@ def is_of_host(job: str, severity: Severity) -> bool:
 
 
 def ban(origin: Origin, cause: Alert, times: int, now: float) -> Alert:
-    """The finding that bans the host because ``cause`` was raised ``times`` times.
-
-    Bans for the same code have the same evidence.
-    """
+    """The finding that bans the host because ``cause`` was raised ``times`` times."""
     days = origin.rules.window_s / DAY_S
     return Alert(
         id=f"{cause.id}-ban",
@@ -121,8 +120,14 @@ def ban(origin: Origin, cause: Alert, times: int, now: float) -> Alert:
         strategy=Strategy.ADVISE,
         count=1,
         at=now,
-        evidence=(f"recurring finding: {cause.code}",),
+        evidence=(f"{RECURRING}{cause.code}",),
     )
+
+
+def banned_for(ban: Alert) -> str:
+    """Code of the finding for which ``ban`` was raised; empty if an earlier release raised it."""
+    found = (each for each in ban.evidence if each.startswith(RECURRING))
+    return next(found, "").removeprefix(RECURRING)
 
 
 def declared_code(record: Alert) -> str:

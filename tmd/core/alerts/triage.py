@@ -23,6 +23,7 @@ from tmd.core.alerts.findings import (
     Raise,
     Suspect,
     ban,
+    banned_for,
     is_of_host,
 )
 from tmd.core.alerts.quota import TOO_MANY, fitted, is_crowded
@@ -108,8 +109,9 @@ def declared_healthy(
 ) -> tuple[FindingsBoard, NewAlerts]:
     """End all findings of ``code`` (empty: all) and forget their history, for an operator.
 
-    Those of the leader stay: they are not about the host, and end by themselves. A record of it is
-    always published: the operator, the time and the ended findings.
+    Those of the leader stay: they are not about the host, and end by themselves. With a ban the
+    history of its cause is forgotten, since else the next raise would ban the host again. A record
+    of it is always published: the operator, the time and the ended findings.
     """
 
     def is_over(key: FindingKey) -> bool:
@@ -123,8 +125,9 @@ def declared_healthy(
         board, more = _relieved(board, key, now)
         news += over + more
     memory = board.memory
-    raises = tuple(r for r in memory.raises if not is_over(r.key))
     kept = None if code in ("", BANNED) else memory.ban
+    cause = banned_for(memory.ban) if memory.ban is not None and kept is None else ""
+    raises = tuple(r for r in memory.raises if not (is_over(r.key) or r.key.code == cause))
     suspects = {k: s for k, s in board.suspects.items() if not is_over(k)}
     standing = tuple(k for k in board.memory.standing if not is_over(k))
     memory = FindingMemory(raises, kept, standing)

@@ -18,23 +18,38 @@ class DeadlineFacts(NamedTuple):
     stuck: bool
 
 
+TOGETHER_S = 10.0
+"""Silences that began within this time of each other may have one cause, such as a switch."""
+LATE_S = 7.0
+"""Once one of these is over, the others count only from this much later on: connections come back
+one after the other."""
+
+
+class Silence(NamedTuple):
+    """No host has reported a worker. Monotonic seconds."""
+
+    began: float
+    counts_from: float
+
+
 class Seen(NamedTuple):
     """A situation, and since when (monotonic seconds) this leader has seen it."""
 
     situation: DeadlineFacts
     since: float
-    unheard: Mapping[str, float]
-    """By worker, since when no host has reported it: of members, parties of the plan, and standbys
-    that shadow a rank. Silence is no part of the situation: in a large job some host always misses
-    a heartbeat, and no deadline would ever pass."""
+    unheard: Mapping[str, Silence]
+    """By worker: of members, parties of the plan, and standbys that shadow a rank. Silence is no
+    part of the situation: in a large job some host always misses a heartbeat, and no deadline would
+    ever pass."""
 
     def age(self, now: float) -> float:
         """Seconds for which the situation has lasted."""
         return now - self.since
 
     def silences(self, now: float) -> dict[str, float]:
-        """Seconds for which nothing has been heard of each worker that is unheard."""
-        return {worker: now - since for worker, since in self.unheard.items()}
+        """Seconds for which nothing has been heard of each worker that is unheard, as far as they
+        count: less than 0 for one that may report late."""
+        return {worker: now - silence.counts_from for worker, silence in self.unheard.items()}
 
 
 def seen(
@@ -42,16 +57,23 @@ def seen(
 ) -> Seen:
     """The current situation of the job of ``record``; ``before`` is the previous one.
 
-    If a worker reports again after ``unheard_s`` of silence, an outage that it shares with others
-    may just have ended. Those report within moments of each other, not all at once, so every other
-    silence starts anew.
+    If a worker reports again after ``unheard_s`` of silence, an outage may just have ended which it
+    shared with others: see :data:`LATE_S`. Only silences that began with it start anew. Else a host
+    that comes and goes, as one always does in a large job, would keep all others from counting.
     """
     found, status = _situation(view, record), view.workers(record.job)
     named = (*record.parties, *(assignment.member for assignment in record.shadows))
     known = {} if before is None else before.unheard
-    if any(worker in status and now - since >= unheard_s for worker, since in known.items()):
-        known = {}
-    unheard = {m.worker: known.get(m.worker, now) for m in named if m.worker not in status}
+    ended = [silence.began for worker, silence in known.items() if worker in status]
+    ended = [began for began in ended if now - began >= unheard_s]
+
+    def silence_of(worker: str) -> Silence:
+        silence = known.get(worker) or Silence(now, now)
+        if any(abs(silence.began - began) <= TOGETHER_S for began in ended):
+            return silence._replace(counts_from=now + LATE_S)
+        return silence
+
+    unheard = {m.worker: silence_of(m.worker) for m in named if m.worker not in status}
     if before is None or before.situation != found:
         return Seen(found, now, unheard)
     return before if unheard == before.unheard else before._replace(unheard=unheard)

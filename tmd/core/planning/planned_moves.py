@@ -13,7 +13,13 @@ from tmd.core.planning.adoption import growth
 from tmd.core.planning.migration import PlanFacts, is_live
 from tmd.core.planning.readiness import SHRUNK
 from tmd.core.planning.standby_reasons import reasons, shortfall
-from tmd.core.planning.standbys import assigned, candidates, lasting, refused_here
+from tmd.core.planning.standbys import (
+    assigned,
+    candidates,
+    lasting,
+    refused_here,
+    undrained,
+)
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -132,7 +138,7 @@ def _joiners(
 ) -> tuple[dict[int, Member], str]:
     """A standby for each of ``ranks``, which are on ``host``, or the reason to wait."""
     refused = refused_here(record, host)
-    fit = lasting(view, candidates(view, record, facts))
+    fit = undrained(view, lasting(view, candidates(view, record, facts)))
     spare = [c for c in fit if c.worker not in refused]
     found = assigned(ranks, spare, facts, idle_first=True)
     short = [r for r in ranks if r not in found]

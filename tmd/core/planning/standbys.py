@@ -149,9 +149,16 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
 
 
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
-    """Those of ``members`` on whose hosts a rank may stay: sound ones, without any drain."""
+    """Those of ``members`` whose hosts need not be vacated soon."""
+    reserve = in_reserve(view)
+    return [m for m in members if m.host not in reserve and not _ails(view.host(m.host))]
+
+
+def undrained(view: ClusterView, members: Sequence[Member]) -> list[Member]:
+    """Those of ``members`` on hosts without any drain. A softly drained host gets a rank only after
+    a loss, since somebody may switch it off."""
     drained = {d.host for d in view.drains}
-    return [m for m in members if m.host not in drained and not _ails(view.host(m.host))]
+    return [m for m in members if m.host not in drained]
 
 
 def _unwelcome(host: HostStatus) -> str:
