@@ -120,7 +120,7 @@ def arm(number: int, _: int, __: object, order: bytes) -> None:
         return
     arming.arm(_order(order))
     later = _order(order).membership
-    ticket = arming.begin_vote(lambda _: fabric.owes(later) or fabric.misses(later))
+    ticket = arming.begin_vote(lambda _: fabric.has_in_flight(later) or fabric.joiner_gone(later))
     assert ticket, f"{fabric.worker} is not ready"
     assert arming.end_vote(ticket) is not None
 

@@ -105,7 +105,7 @@ def test_links_of_joiners_that_have_hung_up_are_kept_up_to_a_number() -> None:
         later = Membership(2, (member(stayer), joiners[-1]))
 
         assert ENDED <= stayer.parked < 2 * ENDED
-        assert stayer.misses(later)
+        assert stayer.joiner_gone(later)
 
 
 def test_links_of_joiners_of_dropped_plans_are_closed() -> None:

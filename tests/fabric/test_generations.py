@@ -582,7 +582,7 @@ def test_a_build_at_a_switch_that_takes_too_long_is_given_up() -> None:
         j.build([*j.holders[:2], "slow"], BuildTime.AT_SWITCH)
         for worker in j.coming:
             assert j.workers[worker].follow(j.prepared, never) == ""
-        late = slow._abandoned[0]
+        late = slow._unfinished[0]
         generation = slow.live("world")
         assert generation is not None
         assert slow.of(WORLD) is None
@@ -608,7 +608,7 @@ def test_a_group_that_is_being_aborted_is_not_freed_beside_that() -> None:
         j.build([*j.holders[:2], late], BuildTime.AT_SWITCH)
         for name in j.coming[:2]:
             assert j.workers[name].follow(j.prepared, never) == ""
-        building = worker._abandoned[-1]
+        building = worker._unfinished[-1]
         j.cluster.hanging_aborts.add((j.holders[0], "world"))
         worker.lose(j.prepared.epoch)
         assert j.workers[late].follow(j.prepared, never) == ""

@@ -68,7 +68,7 @@ def test_the_links_of_a_recovery_are_opened_once() -> None:
         later = Membership(epoch=3, members=c.membership.members)
         ahead = {"timeout": 5.0, "cancel": lambda: False}
         before = c.fabrics[0].counters.by_peer[VOTE, "w1"]
-        c.each(lambda f: f.call_ahead(later, c.fabrics.index(f), **ahead))
+        c.each(lambda f: f.prepare_recovery(later, c.fabrics.index(f), **ahead))
         for rank in (1, 0):
             c.fabrics[rank].enter(later, rank)
         assert c.each(lambda f: f.reduce_min([1])) == [(1,)] * 2
@@ -133,7 +133,7 @@ def test_a_joiner_that_dies_before_the_switch_poisons_the_new_epoch() -> None:
         stayers = [f for rank, f in enumerate(c.fabrics) if rank != 2]
         near = [c.fabrics[rank] for rank in partners(2, 4)]
         die(joiner)
-        Facts().until(lambda: all(f.misses(later) for f in near))
+        Facts().until(lambda: all(f.joiner_gone(later) for f in near))
         for stayer in stayers:
             stayer.generations.prepare([], later)
             stayer.switch(later, c.fabrics.index(stayer))

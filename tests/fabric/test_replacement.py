@@ -146,13 +146,13 @@ def test_a_joiner_that_dies_after_it_was_prepared_is_missed_by_its_neighbours() 
         joiner = c.standby("joiner")
         new = c.membership.replaced({2: member(joiner)}, 2)
         joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
-        prepared = [f.misses(new) for f in c.fabrics]
+        prepared = [f.joiner_gone(new) for f in c.fabrics]
         joiner.discard(new)
-        hung_up = [f.misses(new) for f in c.fabrics]
+        hung_up = [f.joiner_gone(new) for f in c.fabrics]
         joiner.close()
 
         assert prepared == hung_up == [False] * 4
-        assert [f.misses(new) for f in c.fabrics] == [True, True, False, True]
+        assert [f.joiner_gone(new) for f in c.fabrics] == [True, True, False, True]
 
 
 def test_prepare_fails_if_a_neighbour_is_gone() -> None:
@@ -313,7 +313,7 @@ def test_a_rank_with_messages_in_flight_is_not_moved(moved: int) -> None:
         receiver = c.fabrics[1]
 
         def held_up() -> list[bool]:
-            return [fabric.owes(new) for fabric in c.fabrics]
+            return [fabric.has_in_flight(new) for fabric in c.fabrics]
 
         assert held_up() == [False] * 3
         c.of(c.fabrics[0]).send([torch.ones(3)], 1, 0).wait()
@@ -343,7 +343,7 @@ def test_a_failed_receive_is_no_longer_awaited(monkeypatch: pytest.MonkeyPatch) 
             group.recv([torch.zeros(3)], 0, 0).wait()
 
         assert "no thread left" in c.fabrics[1].poison_reason
-        assert not group.awaits
+        assert not group.expects_message
 
 
 def inbox(c: Circle, fabric: Fabric) -> Inbox:
@@ -373,7 +373,9 @@ def test_links_of_the_next_epoch_are_opened_ahead() -> None:
             fabric.poison("rank 1 is lost")
         c.fabrics[1] = joiner
         called = c.each(
-            lambda f: f.call_ahead(new, new.rank_of(f.worker), timeout=5, cancel=lambda: False)
+            lambda f: f.prepare_recovery(
+                new, new.rank_of(f.worker), timeout=5, cancel=lambda: False
+            )
         )
         for rank, fabric in enumerate(c.fabrics):
             fabric.enter(new, rank)
@@ -394,7 +396,7 @@ def test_an_unreachable_peer_is_left_to_the_first_operation() -> None:
         new = c.membership.replaced({1: member(joiner)}, c.membership.epoch + 1)
         joiner.close()
 
-        assert c.fabrics[0].call_ahead(new, 0, timeout=5, cancel=lambda: False) == 0
+        assert c.fabrics[0].prepare_recovery(new, 0, timeout=5, cancel=lambda: False) == 0
 
 
 class CountedReaders(Group):

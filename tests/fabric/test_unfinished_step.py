@@ -252,7 +252,7 @@ class Job:
         self._ready.wait(PATIENCE)
         rank = self.later.rank_of(fabric.worker)
         assert rank is not None
-        fabric.enter(self.later, rank, within=True)
+        fabric.enter(self.later, rank, mid_step=True)
         places = exchange(fabric, fabric.step.place(STEP), Place)
         again = self.decided[fabric.worker] = reruns(places)
         if again is None:

@@ -135,10 +135,10 @@ class Fabric:
         """Let inner groups carry collectives, before there are groups or a rank."""
         self.generations, self._watch.enabled = generations, True
 
-    def enter(self, membership: Membership, rank: int, *, within: bool = False) -> None:
+    def enter(self, membership: Membership, rank: int, *, mid_step: bool = False) -> None:
         """Assume ``rank`` of ``membership`` without preparation.
 
-        All older links are closed and the poison is cleared. ``within``: the operations of this
+        All older links are closed and the poison is cleared. ``mid_step``: the operations of this
         rank's suspended step keep waiting. Raises ValueError if the epoch is not newer than this
         worker's last one, and LinkError if an operation of the last one never ends.
         """
@@ -146,7 +146,7 @@ class Fabric:
             raise ValueError(f"epoch {membership.epoch} is not newer than {self._admission.epoch}")
         if (old := self.standing) is not None:
             old.close_silently()  # it is not a fault, but waiting threads must wake up
-        self.step.at_rest(DRAIN) if within else self.drain()
+        self.step.at_rest(DRAIN) if mid_step else self.drain()
         self.generations.enter(membership)
         if self._watch.enabled:  # a loss before the first vote must be noticed, too
             self._ahead.dial_votes(membership, rank)
@@ -164,7 +164,7 @@ class Fabric:
         self.sandbox(self._sandbox.source, rank, membership.size)
         return self._ahead.open_all(self.groups_of(rank), membership, rank, timeout, cancel)
 
-    def call_ahead(
+    def prepare_recovery(
         self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
     ) -> int:
         """In a recovery, open the links of ``rank`` that this worker dials; return how many.
@@ -198,17 +198,17 @@ class Fabric:
         elif self.poisoned:  # perhaps before the generations of this epoch were used
             self.generations.lose(membership.epoch)
 
-    def misses(self, later: Membership) -> bool:
+    def joiner_gone(self, later: Membership) -> bool:
         """Whether a worker that opened links for the ``later`` epoch is gone."""
         gone = self._admission.hung_up(later)
         return any(self._caller.probe(m, timeout=PROBE_PERIOD) is None for m in gone)
 
-    def owes(self, later: Membership) -> bool:
+    def has_in_flight(self, later: Membership) -> bool:
         """Whether a message to or from a rank that moves in ``later`` is in flight."""
         if (standing := self.standing) is None:
             return False
         moved = standing.membership.moved(later)
-        return any(group.owes(standing, moved) for group in self._groups)
+        return any(group.has_in_flight(standing, moved) for group in self._groups)
 
     @property
     def parked(self) -> int:

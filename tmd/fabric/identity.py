@@ -150,7 +150,7 @@ class Identity(dist.ProcessGroup):
         return self._runner.lane.busy and self._fabric.blocked.own == 0
 
     @property
-    def awaits(self) -> bool:
+    def expects_message(self) -> bool:
         """Whether a posted receive is not complete."""
         return self._awaited.level > 0
 
@@ -182,13 +182,13 @@ class Identity(dist.ProcessGroup):
         """Move waiting operations from ``old`` to ``new``, which follows it by plan."""
         self._mailbox.carry(old, new)
 
-    def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
+    def has_in_flight(self, standing: EpochView, moved: frozenset[int]) -> bool:
         """Whether a message from a rank of ``moved``, or to this rank if it moves, is in flight."""
         if moved.isdisjoint(self.view.ranks):
             return False
         # The sender of a message that is being read is no longer known.
         being_read = self._awaited.level > self._mailbox.waiting
-        return being_read or self._mailbox.owes(standing, moved)
+        return being_read or self._mailbox.has_in_flight(standing, moved)
 
     # --- the end -------------------------------------------------------------------------------
 

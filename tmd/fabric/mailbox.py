@@ -99,7 +99,7 @@ class Mailbox:
         """Number of receives whose message has not begun to arrive."""
         return len(self._inbox.waiting())
 
-    def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
+    def has_in_flight(self, standing: EpochView, moved: frozenset[int]) -> bool:
         """Whether a receive waits for a rank of ``moved``, or a message of one has no receive yet.
         If this rank is in ``moved``, a receive or message of any rank counts."""
         sources = self._inbox.sources(standing.since)

@@ -90,8 +90,8 @@ class Generations:
         self._used: dict[str, torch.device] = {}
         """For each group, the device of the tensors of its latest collective."""
         self._next: Preparation | None = None
-        self._abandoned: list[Preparation] = []
-        """Dropped preparations whose thread has not ended."""
+        self._unfinished: list[Preparation] = []
+        """Preparations whose thread may not have ended, both dropped ones and those in use."""
         self._to_free: list[Generation] = []
         self._refusal = "nothing is prepared"
         self.beside = BesideBuilds()
@@ -154,8 +154,8 @@ class Generations:
     @property
     def _running(self) -> list[Preparation]:
         """Dropped preparations that may be inside a build."""
-        self._abandoned = [each for each in self._abandoned if each.running]
-        return self._abandoned
+        self._unfinished = [each for each in self._unfinished if each.running]
+        return self._unfinished
 
     def prepare(
         self,
@@ -241,7 +241,7 @@ class Generations:
             self._live.update(coming.by_name)
             if coming.at_switch:
                 self.beside.switched()
-                self._abandoned.append(coming)
+                self._unfinished.append(coming)
                 coming.begin()
 
     def follow(self, membership: Membership, lost: Callable[[], bool]) -> str:
@@ -258,7 +258,7 @@ class Generations:
         try:
             self.switch(membership)
         except IllegalTransition as error:
-            self._abandon(str(error))
+            self._lose_all(str(error))
             return str(error)
         return ""
 
@@ -274,7 +274,7 @@ class Generations:
             self._held = membership
             if coming is not None and coming.is_for(membership):
                 self._live.update(coming.by_name)
-                self._abandoned.append(coming)
+                self._unfinished.append(coming)
             elif coming is not None:
                 self._give_up(coming, "another epoch was entered")
 
@@ -319,7 +319,7 @@ class Generations:
     def _give_up(self, coming: Preparation, why: str) -> None:
         coming.give_up(why)
         self._to_free += coming.by_name.values()
-        self._abandoned.append(coming)
+        self._unfinished.append(coming)
 
     # --- a loss ----------------------------------------------------------------------------------
 
@@ -330,9 +330,9 @@ class Generations:
         """
         with self._changing:
             if self._held is not None and self._held.epoch == epoch:
-                self._abandon("a member is lost")
+                self._lose_all("a member is lost")
 
-    def _abandon(self, why: str) -> None:
+    def _lose_all(self, why: str) -> None:
         with self._changing:
             self._held = None
             self._drop(why)

@@ -52,12 +52,12 @@ class StateTransfer:
         step: int,
         wanted: Callable[[], bool],
         *,
-        within: bool = False,
+        mid_step: bool = False,
     ) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
 
         ``wanted``: whether ``directive`` still holds; ``cancel_unless`` reports later changes.
-        ``within``: ``step`` is being computed, so that the state can only be compared.
+        ``mid_step``: ``step`` is being computed, so that the state can only be compared.
 
         Raises:
             LinkError: the joiner is gone.
@@ -89,7 +89,7 @@ class StateTransfer:
                     return 0
                 if stream.confirm(link, digest):
                     return 0
-            if within:
+            if mid_step:
                 raise LinkError(f"{link.peer} has not the state at the start of step {step}")
             return stream.send_tensors(link, tensors)
 

@@ -28,10 +28,10 @@ log = logging.getLogger("tmd.trainer")
 def must_wait(fabric: Fabric, sources: ShadowSources, step: int, order: Arm) -> bool:
     """Whether the switch of ``order`` must not follow ``step``."""
     later = order.membership
-    if fabric.owes(later):
+    if fabric.has_in_flight(later):
         log.info("epoch %d waits for a message with a rank that moves", later.epoch)
         return True
-    return fabric.misses(later) or sources.hold(order.plan, step)
+    return fabric.joiner_gone(later) or sources.hold(order.plan, step)
 
 
 def build_time(order: Arm | Prepare) -> BuildTime:

@@ -168,7 +168,7 @@ class Continuation:
 
     def _run(self) -> None:
         began = time.monotonic()
-        if self.goes_on():
+        if self.try_to_finish():
             self._fabric.step.resume()
             log.info("the step goes on after %.3f s", time.monotonic() - began)
         else:
@@ -180,7 +180,7 @@ class Continuation:
             sandbox.source.spoil()
         self._fabric.step.give_up()
 
-    def goes_on(self) -> bool:
+    def try_to_finish(self) -> bool:
         """Try to continue the step in a new epoch; returns whether all its members do.
 
         Called by this thread while the step is suspended, and by the main thread after a vote that
@@ -212,7 +212,7 @@ class Continuation:
             return None
         began = time.monotonic()
         self._snapshots.only(directive.whole)
-        if not self._recovery.send(directive, within=True):
+        if not self._recovery.send(directive, mid_step=True):
             return None
         self._recovery.synced(directive, time.monotonic() - began)
         return directive
@@ -292,8 +292,8 @@ class Continuation:
             case _:
                 return False
         step, fabric = self._reporter.status.step, self._fabric
-        fabric.enter(directive.membership, directive.rank, within=True)
-        self._recovery.entered(directive, within=True)
+        fabric.enter(directive.membership, directive.rank, mid_step=True)
+        self._recovery.entered(directive, mid_step=True)
         places = exchange(fabric, fabric.step.place(step), Place)
         again = reruns(places)
         if again is None:

@@ -41,7 +41,7 @@ from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
 from tmd.trainer.worker.step_health import StepHealth
-from tmd.trainer.worker.unheard_vote import can_stand_in, is_won
+from tmd.trainer.worker.unheard_vote import can_stand_in, wait_for_outcome
 from tmd.trainer.worker.warmup import Warmup
 from tmd.trainer.worker.wiring import WorkerParts, assemble
 
@@ -180,7 +180,7 @@ class Coordinator:
         if self.status.activity is Activity.STUCK:
             raise Interrupted  # another attempt with the same batch: the previous one broke
         while not self._won(local, kind):
-            if not self._parts.continuation.goes_on():
+            if not self._parts.continuation.try_to_finish():
                 raise Interrupted
         self._fabric.step.voted()
         return VoteOutcome.COMMIT
@@ -201,14 +201,14 @@ class Coordinator:
             local.exchange_copies(status.step, self.rank, status.world_size, self.adoption.hand_on)
         except LinkError:
             # This worker does not vote. If it is a hot standby, its rank may have voted.
-            return can_stand_in(self._following) and self._rolls_forward()
+            return can_stand_in(self._following) and self._wait_for_outcome()
         waits = partial(must_wait, self._fabric, parts.sources, status.step)
         armed = self._arming.begin_vote(lambda order: kind is VoteKind.REPEATING or waits(order))
         try:
             agreed, result = agree(self._fabric, status.step, armed, kind, ballot)
         except LinkError:
             self._arming.end_vote(0)
-            return self._rolls_forward()
+            return self._wait_for_outcome()
         self._switch = self._arming.end_vote(agreed)
         parts.sources.close_window()
         parts.continuation.voted(result[1])
@@ -271,7 +271,7 @@ class Coordinator:
         except LinkError:
             if self._following is not None:
                 return False
-            if not self._rolls_forward():
+            if not self._wait_for_outcome():
                 return self.finishing
         self._parts.sources.close_feed()
         feed.close()
@@ -374,14 +374,14 @@ class Coordinator:
 
     # --- a broken step ----------------------------------------------------------------------------
 
-    def _rolls_forward(self) -> bool:
+    def _wait_for_outcome(self) -> bool:
         """After a broken vote with complete gradients: whether another rank committed the step.
         Raises Interrupted if a hot standby hears nothing in time."""
         if self._following is not None:
-            return is_won(self._parts.driver, self._agent, self._reporter)
+            return wait_for_outcome(self._parts.driver, self._agent, self._reporter)
         self._halt(undecided=True)
         # If the rank was given back instead, this worker must not continue the step.
-        return self.status.activity is Activity.STUCK and self._parts.recovery.rolls_forward()
+        return self.status.activity is Activity.STUCK and self._parts.recovery.wait_for_outcome()
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()

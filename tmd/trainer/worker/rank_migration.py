@@ -80,11 +80,11 @@ class RankMigration:
 
     # --- source -----------------------------------------------------------------------------------
 
-    def send(self, directive: Arm | Sync, move: Move, *, within: bool = False) -> bool:
+    def send(self, directive: Arm | Sync, move: Move, *, mid_step: bool = False) -> bool:
         """Send this rank's state to the joiner; the leader handles a joiner that fails. Returns
         whether it was sent, or is being compared.
 
-        ``within`` a step: it is only compared with the joiner's.
+        ``mid_step``: it is only compared with the joiner's.
         """
         started = time.monotonic()
         try:
@@ -93,7 +93,7 @@ class RankMigration:
                 move,
                 self._reporter.status.step,
                 lambda: self._agent.directive == directive,
-                within=within,
+                mid_step=mid_step,
             )
         except (LinkError, StateMismatch) as error:
             log.warning("the state of rank %d was not sent: %s", move.rank, error)

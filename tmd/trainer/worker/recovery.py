@@ -112,7 +112,7 @@ class Recovery:
             if status.rank is not None and status.rank == next(asked, None):
                 self._state.early.begin()
 
-    def rolls_forward(self) -> bool:
+    def wait_for_outcome(self) -> bool:
         """After a broken vote: whether another rank committed, so that this rank must as well."""
         directive = self._decision()
         self._resolved = directive
@@ -160,14 +160,14 @@ class Recovery:
         self.synced(directive, time.monotonic() - started)
         return None
 
-    def send(self, directive: Sync, *, within: bool = False) -> bool:
+    def send(self, directive: Sync, *, mid_step: bool = False) -> bool:
         """Send this state to the joiners whose source this worker is; returns whether all have it.
 
-        ``within`` a step it is only compared with theirs.
+        ``mid_step``: it is only compared with theirs.
         """
         own = self._reporter.status.worker
         served = [m for m in directive.moves if m.source is not None and m.source.worker == own]
-        sent = [self._migration.send(directive, move, within=within) for move in served]
+        sent = [self._migration.send(directive, move, mid_step=mid_step) for move in served]
         return all(sent)
 
     def synced(self, directive: Sync, seconds: float) -> None:
@@ -178,7 +178,7 @@ class Recovery:
             WorkerTransition.SYNCED, plan=directive.plan, undecided=False, timings=timings
         )
         # Others still copy; otherwise the first step would open the links one by one.
-        self._fabric.call_ahead(
+        self._fabric.prepare_recovery(
             directive.membership,
             directive.rank,
             timeout=CALL_S,
@@ -201,10 +201,10 @@ class Recovery:
             case _:
                 self._migration.leave(directive)
 
-    def entered(self, directive: Resume | Train, *, within: bool = False) -> None:
-        """Report that this worker trains in the new epoch. ``within`` a step, its state may have to
+    def entered(self, directive: Resume | Train, *, mid_step: bool = False) -> None:
+        """Report that this worker trains in the new epoch. ``mid_step``: its state may have to
         be compared again."""
-        if not (within or self._verification.running):
+        if not (mid_step or self._verification.running):
             self._state.early.forget()
         self._reporter.update(
             WorkerTransition.ENTERED,

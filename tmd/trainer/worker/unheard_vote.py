@@ -29,7 +29,7 @@ def can_stand_in(following: ShadowSession | None) -> bool:
     return not isinstance(following.shadow.lost, ShadowLost)
 
 
-def is_won(driver: ShadowDriver, agent: Agent, reporter: StatusReporter) -> bool:
+def wait_for_outcome(driver: ShadowDriver, agent: Agent, reporter: StatusReporter) -> bool:
     """Wait for the plan; returns whether a rank has committed the step.
 
     Raises:
