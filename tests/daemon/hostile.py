@@ -44,20 +44,23 @@ async def strike(stranger, prefix, key, kind, chance: random.Random):
         kind, name = "hash", chance.choice((b"record", b"change:3", name))
     elif kind == "count field":
         kind, name = "hash", chance.choice((b"revision", b"fence"))
-    if (await stranger.type(place)).decode() not in (kind, "none"):
-        await stranger.delete(place)
+    # At once: a daemon may write a value of another type in between.
+    at_once = stranger.pipeline(transaction=True)
+    if (await stranger.type(place)).decode() != kind:
+        at_once.delete(place)
     if kind == "string":
-        await stranger.set(place, text, px=chance.choice((None, 50, 10**12)))
+        at_once.set(place, text, px=chance.choice((None, 50, 10**12)))
     elif kind == "list":
-        await stranger.rpush(place, text, name)
+        at_once.rpush(place, text, name)
     elif kind == "set":
-        await stranger.sadd(place, text, *NAMES)
+        at_once.sadd(place, text, *NAMES)
     elif kind == "zset":
-        await stranger.zadd(place, {text: chance.choice((0.0, 1e308, float("-inf")))})
+        at_once.zadd(place, {text: chance.choice((0.0, 1e308, float("-inf")))})
     elif kind == "hash":
-        await stranger.hset(place, name, text)
+        at_once.hset(place, name, text)
     else:
-        await stranger.xadd(place, {chance.choice((b"alert", b"seal", name)): text})
+        at_once.xadd(place, {chance.choice((b"alert", b"seal", name)): text})
+    await at_once.execute()
     if key.startswith(("host:", "job:")):
         table = prefix + key.partition(":")[0] + "s"
         if await stranger.type(table) in (b"set", b"none"):
