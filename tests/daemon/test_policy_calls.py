@@ -36,6 +36,12 @@ class Another(Waits):
     name = "another"
 
 
+def verdicts(calls, policy):
+    """What ``policy`` answers when it is asked alone."""
+    (answer,) = calls.ask([policy], VIEW)
+    return answer()
+
+
 @pytest.fixture
 def policy():
     waits = Waits()
@@ -53,9 +59,9 @@ def test_verdicts_and_errors_come_through(policy):
     calls = PolicyCalls()
     policy.go.set()
 
-    assert calls.ask(policy, VIEW) == [WISH]
+    assert verdicts(calls, policy) == [WISH]
     with pytest.raises(LookupError, match="foreign code"):
-        calls.ask(Fails(), VIEW)
+        verdicts(calls, Fails())
 
 
 def test_a_policy_that_ends_its_thread_has_failed():
@@ -66,7 +72,7 @@ def test_a_policy_that_ends_its_thread_has_failed():
             raise SystemExit(3)
 
     with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
-        PolicyCalls().ask(Exits(), VIEW)
+        verdicts(PolicyCalls(), Exits())
 
 
 async def test_a_slow_policy_is_asked_again_after_a_pause(policy):
@@ -74,18 +80,18 @@ async def test_a_slow_policy_is_asked_again_after_a_pause(policy):
     calls = PolicyCalls(SHORT_S, PAUSE_S)
     for _ in range(2):
         with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
-            calls.ask(policy, VIEW)
+            verdicts(calls, policy)
     took = policy.calls, time.monotonic()
     policy.go.set()
     with pytest.raises(TimeoutError):
-        calls.ask(policy, VIEW)
+        verdicts(calls, policy)
     other = Another()
     other.go.set()
-    swift = calls.ask(other, VIEW)
+    swift = verdicts(calls, other)
 
     def answers():
         try:
-            return calls.ask(policy, VIEW)
+            return verdicts(calls, policy)
         except TimeoutError:
             return None
 
@@ -100,9 +106,42 @@ def test_a_policy_that_was_replaced_is_asked_at_once(policy):
     """A new configuration is in force, though the former one still computes."""
     calls = PolicyCalls(SHORT_S)
     with pytest.raises(TimeoutError):
-        calls.ask(policy, VIEW)
+        verdicts(calls, policy)
     calls.forget()
     swift = Waits()
     swift.go.set()
 
-    assert calls.ask(swift, VIEW) == [WISH]
+    assert verdicts(calls, swift) == [WISH]
+
+
+def test_all_policies_are_asked_at_once(policy):
+    """So that none waits for another, and all together take no longer than one may."""
+    meeting = threading.Barrier(2)
+
+    class Meets(Policy):
+        name = "meets"
+
+        def decide(self, view):
+            meeting.wait()
+            return [WISH]
+
+    class MeetsToo(Meets):
+        name = "meets-too"
+
+    slow, *others = PolicyCalls(2.0).ask([policy, Meets(), MeetsToo()], VIEW)
+
+    assert [answer() for answer in others] == [[WISH]] * 2
+    with pytest.raises(TimeoutError):
+        slow()
+
+
+def test_without_threads_policies_decide_as_before(policy, monkeypatch):
+    """At a limit of the host's processes lost workers must still be replaced."""
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    policy.go.set()
+
+    assert verdicts(PolicyCalls(), policy) == [WISH]

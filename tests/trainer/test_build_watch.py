@@ -35,7 +35,7 @@ class Scene(Facts):
         def start(done: Callable[[str], None]) -> None:
             self.ends = done
 
-        self.watch.build(start, self._built)
+        self.watch.build(2, start, self._built)
 
     def _look(self) -> WorkerStatus:
         with self.changing():
@@ -120,7 +120,7 @@ def test_a_build_that_ends_as_it_is_given_up_does_not_count_as_stalled() -> None
         return WorkerStatus("w", "job", 1, "", 0, Activity.TRAINING, step_seconds=0.1)
 
     watch = BuildWatch(look, stalls.append, look_s=0.001, clock=lambda: now)
-    watch.build(ends.append, outcomes.append)
+    watch.build(2, ends.append, outcomes.append)
     late, now = True, STALL_S + 1
     Facts().until(lambda: "tmd-build-watch" not in {t.name for t in threading.enumerate()})
 
@@ -130,17 +130,25 @@ def test_a_build_that_ends_as_it_is_given_up_does_not_count_as_stalled() -> None
 
 def test_a_build_that_was_dropped_is_watched_no_longer(scene: Scene) -> None:
     """In a recovery no step is committed for long."""
-    scene.watch.drop()
+    scene.watch.drop(2)
     scene.until(lambda: all(t.name != "tmd-build-watch" for t in threading.enumerate()))
     scene.wait(100 * STALL_S)
 
     assert scene.outcomes == []
 
 
+def test_the_end_of_an_earlier_order_drops_no_later_build(scene: Scene) -> None:
+    """Its group would never be ready."""
+    scene.watch.drop(1)
+    scene.ends("")
+
+    assert scene.outcomes == [""]
+
+
 def test_nothing_is_watched_if_nothing_is_built() -> None:
     """As with tmd's own algorithms."""
     scene = Scene()
-    scene.watch.build(lambda done: done("no memory"), scene._built)
+    scene.watch.build(2, lambda done: done("no memory"), scene._built)
 
     assert scene.looks == 0
     assert scene.outcomes == ["no memory"]

@@ -205,7 +205,8 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
     from tmd.core.values.view_checks import jobs_by_host
 
     printed: set[str] = set()
-    stuck_since: float | None = None
+    unfit_since: float | None = None
+    silent_since: float | None = None
     free_since: float | None = None
     holds = False
     try:
@@ -228,12 +229,14 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
                     )
                 if free_since is not None and now - free_since >= settle_s:
                     break
-                why = _obstacles(view, host)
+                unfit, silent = _obstacles(view, host), _silent_members(view, host)
+                unfit_since = (unfit_since or now) if unfit else None
                 # A silent member may be lost just now, and then the job goes on.
-                patience_s, why = SETTLE_S if why else GONE_S, why or _silent_members(view, host)
-                stuck_since = (stuck_since or now) if why else None
-                if stuck_since is not None and now - stuck_since >= patience_s:
-                    _exit_stuck(host, why)
+                silent_since = (silent_since or now) if silent else None
+                if unfit_since is not None and now - unfit_since >= SETTLE_S:
+                    _exit_stuck(host, unfit)
+                if silent_since is not None and now - silent_since >= GONE_S:
+                    _exit_stuck(host, silent)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         known = f"{host} still holds ranks" if holds else f"{host} may still hold or get a rank"

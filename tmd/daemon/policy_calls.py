@@ -6,18 +6,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import structlog
 
 from tmd.core.values.model import ClusterView, Verdict
-from tmd.daemon.policy_runner import verdicts_of
+from tmd.core.values.reasons import in_words
+from tmd.daemon.policy_runner import Answer, verdicts_of
 from tmd.plugin import Policy
 
-LONGEST_S = 2.0
-"""Longest time that the leader waits for a policy, while it does nothing else: less than the life
-of a heartbeat. The policies of tmd take a tenth of a second of a processor for ten thousand hosts.
-"""
+log = structlog.get_logger("tmd.leader")
+
+LONGEST_S = 1.5
+"""Longest time that the leader waits for all policies together, while it does nothing else. With
+the pause between two heartbeats it is less than the life of one. The policies of tmd take a tenth
+of a second of a processor for ten thousand hosts."""
 PAUSE_S = 10.0
-"""After the end of a call that took longer the policy is not asked for this time."""
+"""After the end of a call that took longer its policy is not asked for this time."""
 
 
 class PolicyCalls:
@@ -29,40 +35,44 @@ class PolicyCalls:
         self._slow: dict[str, _Call] = {}
         """By policy, the call that took too long, or that still goes on."""
 
-    def ask(self, policy: Policy, view: ClusterView) -> list[Verdict]:
-        """What ``policy`` demands of ``view``.
+    def ask(self, policies: Sequence[Policy], view: ClusterView) -> Iterator[Answer]:
+        """What each of ``policies`` demands of ``view``, or a call that raises why there is no
+        answer: ``TimeoutError`` if it takes too long, or has done so a moment ago.
 
-        Raises:
-            TimeoutError: it takes longer than ``longest_s``, or has done so a moment ago.
-            RuntimeError: no thread can be started.
-            Exception: as :func:`verdicts_of`.
+        All are asked at once. One for which no thread can be had is asked here.
         """
-        slow = self._slow.get(policy.name)
-        if slow is not None and slow.rests(time.monotonic(), self._pause_s):
-            raise self._too_slow()
-        self._slow.pop(policy.name, None)
-        call = _Call(lambda: verdicts_of(policy, view))
-        if not call.ends_within(self._longest_s):
-            self._slow[policy.name] = call
-            raise self._too_slow()
-        return call.result()
+        deadline = time.monotonic() + self._longest_s
+        calls = {policy.name: self._begun(policy, view) for policy in policies}
+        for policy in policies:
+            call = calls[policy.name]
+            if call is None:
+                yield self._too_slow
+            elif call.ends_by(deadline):
+                yield call.result
+            else:
+                self._slow[policy.name] = call
+                yield self._too_slow
 
     def forget(self) -> None:
         """Ask all again: they may be others by now. A call that never ends keeps its thread."""
         self._slow.clear()
 
-    def _too_slow(self) -> TimeoutError:
-        return TimeoutError(
+    def _begun(self, policy: Policy, view: ClusterView) -> _Call | None:
+        """A call of ``policy``; ``None`` if it is not asked again yet."""
+        slow = self._slow.get(policy.name)
+        if slow is not None and slow.rests(time.monotonic(), self._pause_s):
+            return None
+        self._slow.pop(policy.name, None)
+        return _Call(partial(verdicts_of, policy, view))
+
+    def _too_slow(self) -> list[Verdict]:
+        raise TimeoutError(
             f"it decides for longer than {self._longest_s:g} s, and is asked again after a pause"
         )
 
 
 class _Call:
-    """One decision in a thread.
-
-    Raises:
-        RuntimeError: the thread cannot be started.
-    """
+    """One decision in a thread; in the caller's if there can be no other."""
 
     def __init__(self, decide: Callable[[], list[Verdict]]) -> None:
         self._decide = decide
@@ -70,12 +80,17 @@ class _Call:
         self._found: list[Verdict] | Exception = []
         # A daemon thread: one that never ends must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="tmd-policy", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            log.warning("a policy decides without a thread of its own", reason=in_words(error))
+            self._run()
 
-    def ends_within(self, seconds: float) -> bool:
-        """Wait for its end; returns whether it came."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def ends_by(self, deadline: float) -> bool:
+        """Wait for its end; returns whether it came. ``deadline``: monotonic seconds."""
+        if self._ended is None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return self._ended is not None
 
     def result(self) -> list[Verdict]:
         """The verdicts of a call that has ended; raises what it raised."""

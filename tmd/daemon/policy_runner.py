@@ -7,7 +7,8 @@ fails is skipped.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import structlog
 from msgspec import Struct, ValidationError, convert, structs, to_builtins
@@ -32,7 +33,10 @@ from tmd.plugin import Policy
 log = structlog.get_logger("tmd.leader")
 
 OnFailure = Callable[[Policy, Exception], None]
-AskPolicy = Callable[[Policy, ClusterView], list[Verdict]]
+Answer = Callable[[], list[Verdict]]
+"""Returns the verdicts of a policy, or raises why there are none."""
+AskPolicies = Callable[[Sequence[Policy], ClusterView], Iterable[Answer]]
+"""Returns an answer of each policy, in their order."""
 
 
 def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
@@ -49,6 +53,12 @@ def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes):
         raise TypeError(f"decide() returned {answer!r}, which is no list of Verdict")
     return [_checked(each) for each in answer]
+
+
+def ask_each(policies: Sequence[Policy], view: ClusterView) -> Iterator[Answer]:
+    """Ask one policy after the other, however long each takes."""
+    for policy in policies:
+        yield partial(verdicts_of, policy, view)
 
 
 class Ruling(Struct, frozen=True):
@@ -68,7 +78,7 @@ def rulings(
     view: ClusterView,
     rules: BreakerRules,
     failed: OnFailure = _log_failure,
-    ask: AskPolicy = verdicts_of,
+    ask: AskPolicies = ask_each,
 ) -> list[Ruling]:
     """The verdicts of all ``policies``, in their order, got by ``ask``.
 
@@ -77,9 +87,9 @@ def rulings(
     """
     shown = contained(view, rules)
     found: list[Ruling] = []
-    for policy in policies:
+    for policy, answer in zip(policies, ask(policies, shown), strict=True):
         try:
-            found += [Ruling(v, held_back(view, v)) for v in ask(policy, shown)]
+            found += [Ruling(v, held_back(view, v)) for v in answer()]
         except Exception as error:
             failed(policy, error)
     return found

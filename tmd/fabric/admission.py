@@ -92,12 +92,11 @@ class Admission:
             link = self._ahead.get(epoch, {}).get(key)
             return link is not None and not link.ended
 
-    def hung_up(self, later: Membership, group: str = "") -> list[Member]:
-        """Members whose link for the epoch of ``later`` was closed by the other side: a link of
-        ``group``, or of any if it is empty."""
+    def hung_up(self, later: Membership) -> list[Member]:
+        """Members whose link for the epoch of ``later`` was closed by the other side."""
         with self.lock:
-            links = self._ahead.get(later.epoch, {}).items()
-            gone = {key.worker for key, link in links if link.ended and group in ("", key.group)}
+            links = self._ahead.get(later.epoch, {})
+            gone = {key.worker for key, link in links.items() if link.ended}
         return [m for m in later.members if m.worker in gone]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tmd.core.values.errors import LinkError, LinkRefused
@@ -79,6 +79,10 @@ class Caller:
         sock, answer = self._talk(member, "", LinkPurpose.PROBE, -1, _Wait(timeout, go_on))
         sock.close()
         return answer
+
+    def unanswered(self, members: Sequence[Member], timeout: float) -> list[Member]:
+        """Those of ``members`` that do not answer a probe within ``timeout`` seconds each."""
+        return [member for member in members if self.probe(member, timeout=timeout) is None]
 
     def probe(self, member: Member, *, timeout: float) -> HandshakeReply | None:
         """The reply of ``member`` about itself, or ``None`` without one."""

@@ -189,10 +189,10 @@ class Fabric:
         with self._admission.lock:
             lasts = old is not None and not old.poisoned and old.rank == rank
             kept = old.hand_over() if old is not None else {}
-            gone = self._admission.hung_up(membership, VOTE)
+            gone = self._admission.hung_up(membership) if self._watch.enabled else []
             changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(changed=changed)
-        self._watch.missed(gone)
+        self._watch.missed(self._caller.unanswered(gone, PROBE_PERIOD))
         if why := self.generations.follow(membership, lambda: self.poisoned):
             self.poison(why)
         elif self.poisoned:  # perhaps before the generations of this epoch were used
@@ -200,8 +200,7 @@ class Fabric:
 
     def joiner_gone(self, later: Membership) -> bool:
         """Whether a worker that opened links for the ``later`` epoch is gone."""
-        gone = self._admission.hung_up(later)
-        return any(self._caller.probe(m, timeout=PROBE_PERIOD) is None for m in gone)
+        return bool(self._caller.unanswered(self._admission.hung_up(later), PROBE_PERIOD))
 
     def has_in_flight(self, later: Membership) -> bool:
         """Whether a message to or from a rank that moves in ``later`` is in flight."""

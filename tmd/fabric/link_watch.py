@@ -74,10 +74,9 @@ class LinkWatch:
             self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def missed(self, gone: Sequence[Member]) -> None:
-        """The links of the votes to ``gone`` had ended before the present epoch began, so that they
-        are not watched: these workers have died since the vote."""
+        """``gone`` have died between the vote and this epoch. Their links are not watched."""
         current = self._current()
-        if self.enabled and gone and current is not None:
+        if gone and current is not None:
             current.blame(PeerLost(gone[0].worker, "its process has ended"))
 
     def leaves(self, group: str, link: Link) -> None:

@@ -64,8 +64,10 @@ def seen(
     found, status = _situation(view, record), view.workers(record.job)
     named = (*record.parties, *(assignment.member for assignment in record.shadows))
     known = {} if before is None else before.unheard
-    ended = [silence.began for worker, silence in known.items() if worker in status]
-    ended = [began for began in ended if now - began >= unheard_s]
+    back = [silence.began for worker, silence in known.items() if worker in status]
+    # Heartbeats are out of phase: one of them may have been missed for a little less.
+    long = [s.began for s in known.values() if now - s.began >= unheard_s] if back else []
+    ended = [began for began in back if any(abs(began - other) <= TOGETHER_S for other in long)]
 
     def silence_of(worker: str) -> Silence:
         silence = known.get(worker) or Silence(now, now)
@@ -85,7 +87,11 @@ def after_outage(before: Seen, now: float, missed_s: float) -> Seen:
     Workers could report nothing meanwhile, and some have not reported again yet: none may be
     presumed dead for that time, nor any deadline pass in it.
     """
-    return Seen(before.situation, min(now, before.since + missed_s), {})
+    unheard = {
+        worker: silence._replace(counts_from=max(now, silence.counts_from))
+        for worker, silence in before.unheard.items()
+    }
+    return Seen(before.situation, min(now, before.since + missed_s), unheard)
 
 
 def _situation(view: ClusterView, record: JobRecord) -> DeadlineFacts:

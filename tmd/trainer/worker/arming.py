@@ -84,12 +84,12 @@ class Arming:
                 return done("" if rank is None else generations.obstacle)
             start = partial(generations.prepare, fabric.groups_of(rank), later, when=when)
             if when is BuildTime.BESIDE:
-                watch.build(start, done)
+                watch.build(later.epoch, start, done)
             else:
                 start(done)
 
         def discard(later: Membership) -> None:
-            watch.drop()
+            watch.drop(later.epoch)
             generations.discard(later)
 
         return cls(tell, build, discard)

@@ -39,10 +39,10 @@ class BuildWatch:
         self._build: _Build | None = None
         """The latest one."""
 
-    def build(self, start: Callable[[OnBuilt], None], on_built: OnBuilt) -> None:
-        """Call ``start`` with a function to be called at the end of the build. ``on_built`` is
-        called once: then, or when the build is given up."""
-        build = self._build = _Build(on_built)
+    def build(self, epoch: int, start: Callable[[OnBuilt], None], on_built: OnBuilt) -> None:
+        """Build for ``epoch``: call ``start`` with a function to be called at the end of the build.
+        ``on_built`` is called once: then, or when the build is given up."""
+        build = self._build = _Build(epoch, on_built)
         start(build.end)
         if not build.over.is_set():
             thread = threading.Thread(
@@ -53,9 +53,9 @@ class BuildWatch:
             except RuntimeError as error:
                 log.info("a build is not watched: %s", error)
 
-    def drop(self) -> None:
-        """The latest build was dropped: nobody waits for its end."""
-        if self._build is not None:
+    def drop(self, epoch: int) -> None:
+        """The build for ``epoch`` was dropped: nobody waits for its end."""
+        if self._build is not None and self._build.epoch == epoch:
             self._build.drop()
 
     def _watch(self, build: _Build) -> None:
@@ -73,7 +73,8 @@ class BuildWatch:
 class _Build:
     """One build. It ends once, or is dropped."""
 
-    def __init__(self, on_built: OnBuilt) -> None:
+    def __init__(self, epoch: int, on_built: OnBuilt) -> None:
+        self.epoch = epoch
         self.over = threading.Event()
         self._on_built, self._ending = on_built, threading.Lock()
 
