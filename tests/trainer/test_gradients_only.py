@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 from torch import Tensor, nn, zeros
+from torch.optim import SGD, Optimizer
 
-from tests.trainer.scripts import Averaged, Closed, Script, Sparse, normed
+from tests.trainer.scripts import Averaged, Closed, Optimize, Script, Sparse, normed
 from tests.trainer.showing import FAST, UNREAD, show, wide
 from tests.trainer.tailing import Pair, pair
 from tests.trainer.test_tail import SCRIPTS
@@ -27,6 +28,7 @@ from tmd.trainer.shadow.output_load import LARGE, LinkRate, OutputLoad
 from tmd.trainer.shadow.receiver import CopyInstead
 from tmd.trainer.shadow.source import BEHIND, HANDED_OVER
 from tmd.trainer.state.data import Position
+from tmd.trainer.state.units import Units
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -125,6 +127,20 @@ def averaging() -> nn.Module:
     return model
 
 
+def adapted() -> nn.Module:
+    """Nearly all of its parameters are frozen."""
+    model = nn.Sequential(nn.Linear(6, 65536), nn.Linear(65536, 1), nn.Linear(1, 1))
+    return model.requires_grad_(False).append(nn.Linear(1, 1))
+
+
+def all_of(model: nn.Module) -> list[Optimizer]:
+    return [SGD(model.parameters(), lr=0.1)]
+
+
+def adapters_of(model: nn.Module) -> list[Optimizer]:
+    return [SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)]
+
+
 # --- the rank's side ------------------------------------------------------------------------------
 
 
@@ -178,6 +194,21 @@ def test_outputs_that_pile_up_are_followed_by_gradients_at_the_next_try() -> Non
         assert last == Dropped(BEHIND, final=False)
         assert len(s.ear.of(Output)) * 400_000 < 6_000_000
         assert s.load.excess("plan", 0, 0.0)
+
+
+@pytest.mark.parametrize("optimize", [all_of, adapters_of])
+def test_frozen_parameters_do_not_count_as_gradients(optimize: Optimize) -> None:
+    """Adapters of a large model have small gradients, whatever the model has."""
+    narrow = structs.replace(FAST, staging_mb=8)
+    script = Script(1, optimize, adapted)
+    assert Units(script.registry()).nbytes > 1 << 20
+    with show(script, limits=narrow, buffer=UNREAD, load=loaded((1.0, 1 << 20))) as s:
+        s.arrive()
+        s.ear.may_read.clear()
+        s.until_over(lambda: s.shown.output("0", "allreduce", outputs(400_000)))
+        s.ear.end()
+
+        assert s.ear.received[-1][0] == Dropped(BEHIND, final=False)
 
 
 def test_a_joiner_that_was_in_step_does_not_come_back() -> None:

@@ -260,7 +260,7 @@ class ShadowSource:
         # A joiner asks for a whole copy if the tails have led it to another state.
         if self._tails and not self._needs_outputs:
             rate = self._link_rate.bytes_per_s
-            why = self._load.excess(self.plan, self._units.nbytes, rate)
+            why = self._load.excess(self.plan, self._units.gradient_bytes, rate)
         self._enter(SourceStage.TAILS if why else SourceStage.LIVE)
         if why:
             log.info("plan %s: only gradients are mirrored: %s", self.plan, why)
@@ -288,7 +288,7 @@ class ShadowSource:
             return
         # The joiner may connect again, and follow by tails.
         early = self._stage is SourceStage.LIVE and not (self._settled or self._needs_outputs)
-        again = early and self._load.spares(self._units.nbytes)
+        again = early and self._load.spares(self._units.gradient_bytes)
         if again:
             self._load.overflow(self.plan)
         self.drop(BEHIND, final=not again, queued=False)

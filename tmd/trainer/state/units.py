@@ -99,8 +99,15 @@ class Units:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters, which is also the size of one step's gradients."""
+        """Bytes of all parameters: no step has more gradients."""
         return sum(local_part(p).nbytes for p in self.params)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of one step's gradients. A frozen parameter has none."""
+        owned = {id(p) for o in self._faces for p in params_of(o)}
+        trained = (p for p in self.params if id(p) in owned and p.requires_grad)
+        return sum(local_part(p).nbytes for p in trained)
 
     @property
     def stale(self) -> str:
