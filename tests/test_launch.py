@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,33 @@ def test_a_host_without_a_daemon_is_named_at_once(config: Path) -> None:
     assert status == 0
     assert errors.count("no daemon answers") == 1
     assert "start 'tmd daemon'" in errors
+
+
+def test_a_daemon_that_rejects_the_launcher_is_named_once(config: Path) -> None:
+    """It is asked twice a second, perhaps for days."""
+    attempts = []
+
+    def reject(door: socket.socket) -> None:
+        while len(attempts) < 4:
+            client, _ = door.accept()
+            with client:
+                size = wire.body_size(client.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
+                attempts.append(wire.decode(client.recv(size, socket.MSG_WAITALL)))
+                client.sendall(wire.encode(wire.Rejected("no such user")))
+        config.with_name("enough").touch()
+
+    wait = f"import os, time\nwhile not os.path.exists({str(config.with_name('enough'))!r}):"
+    config.with_name("wait.py").write_text(f"{wait}\n    time.sleep(0.05)\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(config.with_name("tmd.sock")))
+        door.listen()
+        serving = threading.Thread(target=reject, args=(door,), daemon=True)
+        serving.start()
+        status, _, errors = launched(config, "wait.py")
+
+    assert status == 0
+    assert errors.count("rejected by the daemon, workers continue") == 1
+    assert errors.count("no such user") == 1
 
 
 @pytest.mark.parametrize("option", ["--log-dir", "--trace"])

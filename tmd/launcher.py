@@ -35,6 +35,8 @@ from tmd.signals import signals
 from tmd.starting import CannotStart, start
 
 RECONNECT_S = 0.5
+LASTING_S = 10.0
+"""A connection that lasted longer has been of use; its end is logged again."""
 GRACE_S = 5.0
 """Time for workers to end after SIGTERM before they get SIGKILL."""
 KILL_AGAIN_S = 1.0
@@ -92,6 +94,9 @@ class Launcher:
         self._daemon: socket.socket | None = None
         self._missed = False
         """Whether a daemon has answered, or its absence has been logged."""
+        self._complained = ""
+        self._answered_at = 0.0
+        """When a daemon has accepted the latest connection."""
         self._inbox = bytearray()
         self._next_dial = 0.0
         self._kill_at: float | None = None
@@ -292,6 +297,7 @@ class Launcher:
             self._miss(in_words(error))
             return
         self._daemon, self._missed = connection, True
+        self._answered_at = time.monotonic()
         self._inbox.clear()
         self._selector.register(connection, selectors.EVENT_READ, self._listen)
         self._introduce()
@@ -308,6 +314,13 @@ class Launcher:
                 error=error,
             )
         self._missed = True
+
+    def _complain(self, event: str, why: str) -> None:
+        """Log what has happened to the connection, but not again and again if each attempt ends
+        like this."""
+        if self._complained != event + why or time.monotonic() - self._answered_at > LASTING_S:
+            log.warning(event, error=why)
+        self._complained = event + why
 
     def _introduce(self) -> None:
         # Ended workers too: their exits are reported again after each reconnect.
@@ -336,12 +349,11 @@ class Launcher:
             self._inbox += part
             for message in _messages(self._inbox):
                 self._obey(message)
+            why = "" if part else "it has closed the connection"
         except (OSError, WireError) as error:
-            log.warning(
-                "lost the connection to the daemon, workers continue", error=in_words(error)
-            )
-            part = b""
-        if not part:
+            why = in_words(error)
+        if why:
+            self._complain("lost the connection to the daemon, workers continue", why)
             self._hang_up()
 
     def _obey(self, message: wire.Message) -> None:
@@ -354,7 +366,8 @@ class Launcher:
             case wire.LauncherNotice():
                 log.warning("daemon notes", worker=message.worker, text=message.text)
             case wire.Rejected():
-                log.error("rejected by the daemon", reason=message.reason)
+                self._complain("rejected by the daemon, workers continue", message.reason)
+                self._hang_up()
             case _:
                 pass
 

@@ -548,6 +548,13 @@ async def test_only_the_socket_of_a_dead_daemon_is_replaced(tmp_path):
             assert await one.hello()
 
 
+def test_a_socket_that_cannot_be_made_is_named(tmp_path):
+    """As its folder cannot be, if the daemon's user may not write there."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"\[host\] socket .*tmd.sock: Not a directory"):
+        agents._bind(tmp_path / "file" / "folder" / "tmd.sock", frozenset())
+
+
 def test_users_are_given_by_name_or_number():
     assert uids_of(("root", "12345")) == {0, os.geteuid(), 12345}
     with pytest.raises(ConfigError, match="no user 'nobody-here'"):

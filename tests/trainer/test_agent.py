@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.trainer.wire import Facts
 from tmd import wire
 from tmd.core.planning.directives import Leave, Wait
 from tmd.core.values.errors import TmdError
@@ -23,13 +24,13 @@ def agent(path):
     return Agent(path, lambda: STATUS, lambda _: None)
 
 
-def answer(door):
+def answer(door, reply=WELCOME):
     """A daemon's answer to the first client; returns the client's introduction."""
     connection, _ = door.accept()
     with connection:
         size = wire.body_size(connection.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
         hello = wire.decode(connection.recv(size, socket.MSG_WAITALL))
-        connection.sendall(wire.encode(WELCOME))
+        connection.sendall(wire.encode(reply))
     return hello.status.worker
 
 
@@ -73,6 +74,36 @@ def test_no_error_of_a_report_ends_the_thread(tmp_path):
 
         assert answer(door) == STATUS.worker
         subject.close()
+
+
+def test_a_daemon_that_rejects_a_worker_for_days_does_not_fill_its_log(
+    tmp_path, monkeypatch, caplog
+):
+    """Each attempt fails alike. Once it is reached again, the next loss is news."""
+    path = tmp_path / "tmd.sock"
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda _: sleep(0.01))
+    caplog.set_level("INFO", "tmd.trainer")
+    subject = agent(path)
+
+    def lines():
+        return [record.getMessage().partition(":")[0] for record in caplog.records]
+
+    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
+        door.bind(str(path))
+        door.listen()
+        pool.submit(answer, door)
+        subject.introduce()
+        subject.start()
+        for _ in range(20):
+            answer(door, wire.Rejected("no such user"))
+        answer(door)
+        answer(door, wire.Rejected("no such user"))
+        Facts().until(lambda: len(lines()) >= 5)
+        subject.close()
+
+    lost = "the daemon cannot be reached, training continues"
+    assert lines()[:5] == [lost, lost, "the daemon is reached again", lost, lost]
 
 
 def test_a_daemon_that_never_comes_is_named(tmp_path):

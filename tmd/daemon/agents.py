@@ -327,11 +327,11 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
 
 def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
     """A listening socket at ``path``. A socket left by a dead daemon is replaced."""
-    _make_way(path.parent)
-    if wrong := foreign(path):
-        raise ConfigError(f"[host] socket {path}: {wrong}")
     listener = AgentListener(uids)
     try:
+        _make_way(path.parent)
+        if wrong := foreign(path):
+            raise ConfigError(f"[host] socket {path}: {wrong}")
         if path.is_socket():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 if probe.connect_ex(str(path)) == 0:

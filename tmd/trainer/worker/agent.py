@@ -24,6 +24,7 @@ from tmd.folders import refuse_impostor
 from tmd.robust_futex import ExitBeacon
 
 HEARTBEAT_S = 0.5
+REMIND_S = 3600.0
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between attempts to reach the daemon."""
 
@@ -63,6 +64,8 @@ class Agent:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         self._closed = False
+        self._complained = ("", 0.0)
+        """Why the daemon cannot be reached, as logged last, and when (monotonic seconds)."""
         self._thread = threading.Thread(target=self._run, name="tmd-agent", daemon=True)
 
     def introduce(self, patience_s: float = PATIENCE_S) -> wire.Welcome:
@@ -157,9 +160,11 @@ class Agent:
             try:
                 if connection is None:
                     connection, _ = self._connect()
+                    log.info("the daemon is reached again")
+                    self._complained = ("", 0.0)
                 self._serve(connection)
             except (OSError, WireError, TmdError) as error:
-                log.warning("the daemon cannot be reached, training continues: %s", error)
+                self._complain(in_words(error))
             except Exception:
                 # Without this thread no failover could halt the rank.
                 log.exception("the connection to the daemon failed, training continues")
@@ -172,6 +177,14 @@ class Agent:
             if not self._closed:
                 time.sleep(pause)
                 pause = min(2 * pause, RECONNECT_S[1])
+
+    def _complain(self, why: str) -> None:
+        """Log why there is no daemon: once, and every hour, since it may be away for days."""
+        known, at = self._complained
+        now = time.monotonic()
+        if why != known or now - at >= REMIND_S:
+            log.warning("the daemon cannot be reached, training continues: %s", why)
+            self._complained = (why, now)
 
     def _serve(self, connection: socket.socket) -> None:
         with selectors.DefaultSelector() as selector:
