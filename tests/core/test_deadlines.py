@@ -79,11 +79,12 @@ def test_each_silence_has_a_time_of_its_own() -> None:
     assert one.age(9.0) == two.age(9.0) == other.age(9.0) == 8.0
 
 
-@pytest.mark.parametrize(("back_at", "counts_from"), [(5.9, 2.0), (6.9, 6.9 + LATE_S)])
+@pytest.mark.parametrize(("back_at", "counts_from"), [(4.9, 2.0), (5.0, 5.0 + LATE_S)])
 def test_the_end_of_an_outage_excuses_those_that_fell_silent_with_it(
     back_at: float, counts_from: float
 ) -> None:
-    """The hosts of a rack whose switch comes back report one after the other."""
+    """The hosts of a rack whose switch comes back report one after the other. Their heartbeats are
+    out of phase by up to a second."""
     scene = Scene(3)
     scene.silent.add("h1")
     before = look(None, scene, 1.0)
@@ -106,19 +107,6 @@ def test_each_end_of_the_same_outage_excuses_the_others_again() -> None:
     second = look(first, scene, 90.0 + UNHEARD_S / 2)
 
     assert second.silences(100.0) == {values.worker("h2"): 100.0 - (92.5 + LATE_S)}
-
-
-def test_a_heartbeat_that_was_missed_a_little_later_excuses_all_the_same() -> None:
-    """The other host has been silent for long enough."""
-    scene = Scene(3)
-    scene.silent.add("h2")
-    before = look(None, scene, 1.0)
-    scene.silent.add("h1")
-    away = look(before, scene, 1.9)
-    scene.silent.remove("h1")
-    after = look(away, scene, 1.0 + UNHEARD_S)
-
-    assert after.silences(30.0) == {values.worker("h2"): 30.0 - (1.0 + UNHEARD_S + LATE_S)}
 
 
 def test_an_outage_of_the_store_takes_no_excuse_away() -> None:

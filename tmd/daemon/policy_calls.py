@@ -22,6 +22,8 @@ LONGEST_S = 1.5
 """Longest time that the leader waits for all policies together, while it does nothing else. With
 the pause between two heartbeats it is less than the life of one. The policies of tmd take a tenth
 of a second of a processor for ten thousand hosts."""
+LEAST_S = 0.2
+"""Each policy is waited for this long at least, since another may have held the interpreter."""
 PAUSE_S = 10.0
 """After the end of a call that took longer its policy is not asked for this time."""
 
@@ -47,7 +49,7 @@ class PolicyCalls:
             call = calls[policy.name]
             if call is None:
                 yield self._too_slow
-            elif call.ends_by(deadline):
+            elif call.ends_within(max(deadline - time.monotonic(), LEAST_S)):
                 yield call.result
             else:
                 self._slow[policy.name] = call
@@ -86,10 +88,10 @@ class _Call:
             log.warning("a policy decides without a thread of its own", reason=in_words(error))
             self._run()
 
-    def ends_by(self, deadline: float) -> bool:
-        """Wait for its end; returns whether it came. ``deadline``: monotonic seconds."""
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for its end; returns whether it came."""
         if self._ended is None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+            self._thread.join(seconds)
         return self._ended is not None
 
     def result(self) -> list[Verdict]:

@@ -20,6 +20,8 @@ class DeadlineFacts(NamedTuple):
 
 TOGETHER_S = 10.0
 """Silences that began within this time of each other may have one cause, such as a switch."""
+PHASE_S = 1.0
+"""By how much the heartbeats of two hosts may be out of phase."""
 LATE_S = 7.0
 """Once one of these is over, the others count only from this much later on: connections come back
 one after the other."""
@@ -64,10 +66,9 @@ def seen(
     found, status = _situation(view, record), view.workers(record.job)
     named = (*record.parties, *(assignment.member for assignment in record.shadows))
     known = {} if before is None else before.unheard
-    back = [silence.began for worker, silence in known.items() if worker in status]
-    # Heartbeats are out of phase: one of them may have been missed for a little less.
-    long = [s.began for s in known.values() if now - s.began >= unheard_s] if back else []
-    ended = [began for began in back if any(abs(began - other) <= TOGETHER_S for other in long)]
+    # Heartbeats are out of phase: this one may have been missed a little later than others.
+    long_ago = now - unheard_s + PHASE_S
+    ended = [s.began for worker, s in known.items() if worker in status and s.began <= long_ago]
 
     def silence_of(worker: str) -> Silence:
         silence = known.get(worker) or Silence(now, now)
