@@ -189,7 +189,7 @@ def _a_job_holds() -> Scene:
             counter.look(_recovering(), ClusterView(), number * STEP_S)
             yield local(view=ALONE, jobs=counter)
 
-    holds = "job job stands still: no standby can take a lost rank"
+    holds = "job job stands still: no standby can take a lost rank, or the cluster is paused"
     bare = "job job: no standby could take 2 ranks"
     return _scene(
         "a job holds for a standby",

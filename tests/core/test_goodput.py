@@ -15,7 +15,7 @@ from tmd.core.planning.goodput import (
     phases_left,
     standstill,
 )
-from tmd.core.planning.migration import TABLE, is_live
+from tmd.core.planning.migration import PAUSED, TABLE, is_live
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -54,6 +54,19 @@ def lost_in(under_way, *hosts):
 def test_a_job_without_a_live_plan_does_not_stand_still():
     assert standstill(RECORD, ClusterView(jobs=(RECORD,))) is None
     assert lost_in(plan(RECORD.membership)) is None
+
+
+@pytest.mark.parametrize("activity", [Activity.STUCK, Activity.TRAINING])
+def test_a_job_that_waits_for_the_end_of_a_pause_is_a_hold(activity):
+    """Its time is counted as it passes, and not again once the failover begins."""
+    hosts = (host("h1", activity, epoch=1, stands_s=600.0), host("h2", activity, epoch=1))
+    view = ClusterView(hosts=hosts, jobs=(RECORD,), paused=True)
+    held = structs.replace(RECORD, detail=PAUSED)
+    stands = activity is Activity.STUCK
+
+    assert standstill(RECORD, view) is (LossCause.HOLD if stands else None)
+    assert standstill(RECORD, structs.replace(view, paused=False)) is None
+    assert losses(held, in_plan(LOSS), view) == ()
 
 
 @pytest.mark.parametrize("phase", [p for p in TABLE if is_live(plan(RECORD.membership, phase=p))])

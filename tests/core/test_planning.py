@@ -11,8 +11,8 @@ from tests import values
 from tests.core.clusters import STEP, Scene
 from tests.core.test_forming import starting
 from tmd.core.planning.links import LINK_BROKEN
-from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import dated, given_up, held_by_pause, may_be_unlisted, steer
+from tmd.core.planning.migration import PAUSED, is_live
+from tmd.core.planning.planning import dated, given_up, may_be_unlisted, steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -436,17 +436,42 @@ def test_standbys_are_studied_only_when_nothing_else_is_to_be_done() -> None:
 # --- a paused cluster -----------------------------------------------------------------------------
 
 
-def test_a_pause_holds_plans_that_would_open_and_none_that_is_live() -> None:
-    idle, under_way = Scene(2, standbys=1), moving(Phase.PREPARE)
-    opened = structs.replace(idle.record, plan=live(under_way.record))
-    ended = structs.replace(idle.record, plan=values.plan(idle.record.membership, id="older"))
-    paused = structs.replace(idle.view, paused=True)
+def paused(scene: Scene, *verdicts: Verdict) -> JobRecord:
+    """The next revision while the cluster of ``scene`` is paused."""
+    view = structs.replace(scene.view, paused=True)
+    wanted = ShadowGoals(hot=1)
+    return steer(scene.record, view, verdicts, now=0.0, age=60.0, limits=LIMITS, wanted=wanted)
 
-    assert held_by_pause(idle.record, opened, paused)
-    assert held_by_pause(ended, opened, paused)
-    assert not held_by_pause(idle.record, opened, idle.view)
-    assert not held_by_pause(under_way.record, opened, paused)
-    assert not held_by_pause(ended, structs.replace(ended, revision=2), paused)
+
+def test_a_pause_holds_plans_that_would_open_and_says_so() -> None:
+    """Standbys still get their work: the first loss after the pause needs them."""
+    scene = Scene(2, standbys=1)
+    drained = paused(scene, Verdict("job", values.worker("h0"), Urgency.DRAIN, "drain", "asked"))
+    lost = paused(scene, failed("h1"))
+    scene.record = lost
+
+    assert (drained.plan, drained.detail) == (None, PAUSED)
+    assert [u.member.host for u in drained.shadows] == ["s0"]
+    assert (lost.plan, lost.detail) == (None, PAUSED)
+    assert paused(scene, failed("h1")) is lost
+
+
+def test_a_pause_holds_no_plan_that_is_live() -> None:
+    under_way = moving(Phase.PREPARE)
+
+    assert live(paused(under_way, failed("h1"))).kind is PlanKind.FAILOVER
+    assert paused(under_way).detail == ""
+
+
+def test_after_a_pause_the_reason_is_gone() -> None:
+    scene = Scene(2, standbys=1)
+    held = paused(scene, failed("h1"))
+    scene.record = held
+    opened = steer(held, scene.view, [failed("h1")], now=0.0, age=60.0, limits=LIMITS)
+    quiet = steer(held, scene.view, [], now=0.0, age=60.0, limits=LIMITS)
+
+    assert (live(opened).kind, opened.detail) == (PlanKind.FAILOVER, "")
+    assert quiet.detail == ""
 
 
 # --- whatever is said -----------------------------------------------------------------------------

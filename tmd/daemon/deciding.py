@@ -19,7 +19,7 @@ from msgspec import structs
 
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, why_not_formed
-from tmd.core.planning.planning import held_by_pause, steer
+from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
@@ -181,7 +181,7 @@ class Decider:
         if why := left_alone(record, view):
             self._log_once(job, why)
             return record
-        after = steer(
+        return steer(
             record,
             view,
             verdicts,
@@ -191,10 +191,6 @@ class Decider:
             wanted=self._shadow_goals,
             silences=silences,
         )
-        if held_by_pause(record, after, view):
-            self._log_once(job, "the cluster is paused: no plan is opened until 'tmd resume'")
-            return record
-        return after
 
     def _log_once(self, job: str, reason: str) -> None:
         if self._logged.get(job) != reason:

@@ -16,7 +16,7 @@ from msgspec import Struct, ValidationError, convert, structs, to_builtins
 from tmd.core.alerts.breaker import BreakerRules, held_back
 from tmd.core.alerts.correlated_faults import contained
 from tmd.core.alerts.findings import GRAVE
-from tmd.core.planning.planning import held_by_pause, steer
+from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     Alert,
@@ -130,11 +130,8 @@ def foreseen(
             outlooks.append(Outlook(record.job, waits=why))
             continue
         after = steer(record, view, verdicts, now=now, age=0.0, limits=limits)
-        if held_by_pause(record, after, view):
-            outlooks.append(Outlook(record.job, waits="the cluster is paused: run 'tmd resume'"))
-        else:
-            opened = after.plan if after.plan != record.plan else None
-            outlooks.append(Outlook(record.job, opened, after.detail))
+        opened = after.plan if after.plan != record.plan else None
+        outlooks.append(Outlook(record.job, opened, after.detail))
     return outlooks
 
 

@@ -13,7 +13,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.migration import PAUSED, PlanFacts, is_live
 from tmd.core.planning.standbys import assigned, candidates
 from tmd.core.values.model import (
     FINAL,
@@ -32,7 +32,7 @@ class LossCause(StrEnum):
     PLANNED_MOVE = "planned_move"  # from the vote of the switch to the first commit after it
     INTERRUPTED_STEP = "interrupted_step"  # from the last commit to the plan of the failover
     FAILOVER = "failover"  # from the plan of a failover to the first commit after it
-    HOLD = "hold"  # a failover waits for a standby
+    HOLD = "hold"  # a failover waits for a standby, or for the end of a pause
     REPEATED_STEPS = "repeated_steps"  # committed steps that are run again after a rollback
 
 
@@ -54,8 +54,11 @@ class PhaseTime(Struct, frozen=True):
 def standstill(record: JobRecord, view: ClusterView) -> LossCause | None:
     """Why no rank of the job makes progress now; ``None`` if some may."""
     plan = record.plan
-    if plan is None or not is_live(plan) or record.state is not JobState.RUNNING:
+    if record.state is not JobState.RUNNING:
         return None
+    if plan is None or not is_live(plan):
+        stuck = view.paused and PlanFacts(view, record.job).stuck(record.membership)
+        return LossCause.HOLD if stuck else None
     if plan.kind is PlanKind.PLANNED:
         return LossCause.PLANNED_MOVE if plan.phase is Phase.SWITCH else None
     holds = plan.phase is Phase.RECOVER and _waits_for_standby(record, plan, view)
@@ -71,7 +74,8 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
     if earlier is not None and earlier.id != plan.id:
         earlier = None
     found = []
-    if earlier is None:
+    # The time of a pause was counted as it passed.
+    if earlier is None and (before is None or before.detail != PAUSED):
         stood = _since_last_commit(after, plan, view)
         found.append(LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size))
     if plan.rollback is not None and (earlier is None or earlier.rollback is None):

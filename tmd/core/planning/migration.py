@@ -47,6 +47,8 @@ class PlanEvent(StrEnum):
     JOB_ENDED = "a rank came to the end of training"
 
 
+PAUSED = "the cluster is paused: no plan is opened until 'tmd resume'"
+"""What a job waits for whose plan a pause holds."""
 TABLE: dict[Phase, dict[PlanEvent, Phase]] = {
     Phase.PREPARE: {
         PlanEvent.JOINERS_READY: Phase.READY,

@@ -17,6 +17,7 @@ from tmd.core.planning.forming import form
 from tmd.core.planning.hot_standbys import assign_shadows
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
+    PAUSED,
     PlanEvent,
     PlanFacts,
     failover_event,
@@ -75,6 +76,10 @@ def steer(
         or planned(record, view, facts, verdicts, now, age)
         or record
     )
+    if _is_held(record, changed, view):
+        changed = structs.replace(record, detail=PAUSED)
+    elif changed.detail == PAUSED and is_live(changed.plan):
+        changed = structs.replace(changed, detail="")
     if changed.plan is record.plan and changed.state is record.state:
         changed = _pooled(changed, view, facts, wanted, limits.silent_s)
     if changed.state in ENDED:
@@ -84,7 +89,7 @@ def steer(
     return structs.replace(changed, revision=record.revision + 1)
 
 
-def held_by_pause(before: JobRecord, after: JobRecord, view: ClusterView) -> bool:
+def _is_held(before: JobRecord, after: JobRecord, view: ClusterView) -> bool:
     """Whether ``after``, the next revision of ``before``, opens a plan although the cluster is
     paused. A plan under way goes on."""
     if not view.paused or is_live(before.plan) or after.plan is None:
