@@ -19,7 +19,8 @@ from msgspec import structs
 
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, why_not_formed
-from tmd.core.planning.planning import steer
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.planning.planning import revived, steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict
@@ -174,7 +175,8 @@ class Decider:
         verdicts: Sequence[Verdict],
     ) -> JobRecord | None:
         if record is None or record.state in ENDED:
-            formed = form(view, job, before=record)
+            formed = record and revived(record, PlanFacts(view, job))
+            formed = formed or form(view, job, before=record)
             if formed is None and (why := why_not_formed(view, job)):
                 self._log_once(job, why)
             return formed or record

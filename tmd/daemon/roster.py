@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -44,6 +45,8 @@ class Roster:
         may have changed."""
         self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
+        self._restored: frozenset[str] = frozenset()
+        """Workers whose exits an earlier run of the daemon has reported to its detectors."""
         self._most = 0
         """Most workers at once."""
         self._feeds: set[StatusFeed] = set()
@@ -69,6 +72,12 @@ class Roster:
 
     def _exit_of(self, worker: str) -> Exit | None:
         return next((e for e in self.exits if e.worker == worker), None)
+
+    def restore(self, exits: Iterable[Exit]) -> None:
+        """Take in the exits that an earlier run of the daemon knew."""
+        self.exits.extend(exits)
+        self._most = max(self._most, len(self.exits) // 2)
+        self._restored = frozenset(each.worker for each in self.exits)
 
     def report(self, status: WorkerStatus, now: float) -> None:
         """Take in a status from a trainer's hello or report."""
@@ -120,10 +129,11 @@ class Roster:
     # --- for detectors ----------------------------------------------------------------------------
 
     def subscribe(self, now: float) -> StatusFeed:
-        """A feed that starts with everything known. Closed by :meth:`unsubscribe`."""
+        """A feed that starts with everything that this run of the daemon knows. Closed by
+        :meth:`unsubscribe`."""
         feed = StatusFeed()
         self._feeds.add(feed)
-        for exit_ in self.exits:
+        for exit_ in [each for each in self.exits if each.worker not in self._restored]:
             feed.put(WorkerEvent(worker=exit_.worker, job=exit_.job, exit=exit_))
         for known in self.workers.values():
             feed.put(self._event(known, now))

@@ -30,6 +30,7 @@ from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.health import HostHealth
 from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
+from tmd.daemon.kept_exits import KeptExits
 from tmd.daemon.leader import Leader
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.publisher import HeartbeatSources, Publisher, PublisherConfig
@@ -59,6 +60,7 @@ class Service:
         self.incarnation = secrets.token_hex(4)
         self.store_health = StoreHealth()
         self.roster = Roster()
+        self.kept_exits = KeptExits(self.roster, host.state_dir)
         self.records = Records(host.state_dir)
         self.journal = Journal(host.state_dir / "alerts.sqlite")
         self.watcher = Watcher(
@@ -106,6 +108,7 @@ class Service:
                 group.create_task(self.watcher.run(), name="watcher"),
                 group.create_task(self.injections.run(), name="injections"),
                 group.create_task(self.health.run(), name="health"),
+                group.create_task(self.kept_exits.run(), name="exits"),
                 group.create_task(self.publisher.run(), name="publisher"),
                 group.create_task(self.record_sync.run(), name="record_sync"),
                 group.create_task(self._wakes(), name="wakes"),

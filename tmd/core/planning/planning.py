@@ -66,7 +66,7 @@ def steer(
     """
     facts = PlanFacts(view, record.job, silences)
     if record.state in ENDED:
-        return form(view, record.job, before=record) or record
+        return revived(record, facts) or form(view, record.job, before=record) or record
     changed = (
         _ended(record, facts, now)
         or _abandoned(record, view, facts, age, limits)
@@ -164,6 +164,27 @@ def _abandoned(
         return None
     return structs.replace(
         record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s"
+    )
+
+
+def revived(record: JobRecord, facts: PlanFacts) -> JobRecord | None:
+    """The next revision of the record of a failed job all of whose ranks train; ``None`` if it is
+    not one.
+
+    Its workers may have been unable to reach their daemons, which is no failure of the job: see
+    :func:`_abandoned`. In a job that has failed otherwise no rank trains.
+    """
+    membership = record.membership
+    if record.state is not JobState.FAILED:
+        return None
+    for worker in membership.workers:
+        status = facts.status.get(worker)
+        if status is None or status.activity is not Activity.TRAINING:
+            return None
+        if status.epoch != membership.epoch:
+            return None
+    return structs.replace(
+        record, state=JobState.RUNNING, detail="", ended_at=0.0, revision=record.revision + 1
     )
 
 
