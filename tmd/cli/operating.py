@@ -140,7 +140,7 @@ def forget(
 
     tmd never gives up a silent job by itself, since it may still be training. If it is, its workers
     end when their hosts reach Redis again. Refused while a host reports a worker of JOB."""
-    from tmd.core.planning.planning import given_up
+    from tmd.core.planning.job_end import given_up
     from tmd.core.values.errors import Conflict
     from tmd.core.values.view_checks import ENDED, too_new
 

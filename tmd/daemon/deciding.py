@@ -19,8 +19,9 @@ from msgspec import structs
 
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, why_not_formed
+from tmd.core.planning.job_end import revived
 from tmd.core.planning.migration import PlanFacts
-from tmd.core.planning.planning import revived, steer
+from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, HostStatus, JobRecord, Verdict

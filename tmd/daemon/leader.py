@@ -20,8 +20,8 @@ from msgspec import structs
 
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.adoption import shrunk
+from tmd.core.planning.job_end import dated, may_be_unlisted
 from tmd.core.planning.migration import is_live
-from tmd.core.planning.planning import dated, may_be_unlisted
 from tmd.core.planning.readiness import NO_FIT_STANDBY, SHRUNK
 from tmd.core.planning.record_versions import (
     LastHeard,

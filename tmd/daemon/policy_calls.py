@@ -13,7 +13,7 @@ import structlog
 
 from tmd.core.values.model import ClusterView, Verdict
 from tmd.core.values.reasons import in_words
-from tmd.daemon.policy_runner import Answer, verdicts_of
+from tmd.daemon.policy_runner import PolicyAnswer, verdicts_of
 from tmd.plugin import Policy
 
 log = structlog.get_logger("tmd.leader")
@@ -37,7 +37,7 @@ class PolicyCalls:
         self._slow: dict[str, _Call] = {}
         """By policy, the call that took too long, or that still goes on."""
 
-    def ask(self, policies: Sequence[Policy], view: ClusterView) -> Iterator[Answer]:
+    def ask(self, policies: Sequence[Policy], view: ClusterView) -> Iterator[PolicyAnswer]:
         """What each of ``policies`` demands of ``view``, or a call that raises why there is no
         answer: ``TimeoutError`` if it takes too long, or has done so a moment ago.
 

@@ -33,9 +33,9 @@ from tmd.plugin import Policy
 log = structlog.get_logger("tmd.leader")
 
 OnFailure = Callable[[Policy, Exception], None]
-Answer = Callable[[], list[Verdict]]
+PolicyAnswer = Callable[[], list[Verdict]]
 """Returns the verdicts of a policy, or raises why there are none."""
-AskPolicies = Callable[[Sequence[Policy], ClusterView], Iterable[Answer]]
+AskPolicies = Callable[[Sequence[Policy], ClusterView], Iterable[PolicyAnswer]]
 """Returns an answer of each policy, in their order."""
 
 
@@ -55,7 +55,7 @@ def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
     return [_checked(each) for each in answer]
 
 
-def ask_each(policies: Sequence[Policy], view: ClusterView) -> Iterator[Answer]:
+def ask_each(policies: Sequence[Policy], view: ClusterView) -> Iterator[PolicyAnswer]:
     """Ask one policy after the other, however long each takes."""
     for policy in policies:
         yield partial(verdicts_of, policy, view)

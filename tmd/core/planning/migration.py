@@ -374,3 +374,14 @@ def first_step(plan: MigrationPlan, facts: PlanFacts) -> int:
         return plan.resume
     left = [facts.status.get(m.leaver.worker) for m in plan.moves]
     return max((s.step for s in left if s and s.activity is Activity.LEFT), default=0)
+
+
+def with_timings(plan: MigrationPlan, facts: PlanFacts) -> MigrationPlan:
+    """``plan`` with the longest of each time that its workers have reported."""
+    timings = dict(plan.timings)
+    for member in (*plan.old.members, *plan.new.members):
+        status = facts.status.get(member.worker)
+        if status is not None and status.plan == plan.id:
+            for name, seconds in status.timings.items():
+                timings[name] = max(seconds, timings.get(name, 0.0))
+    return structs.replace(plan, timings=timings)

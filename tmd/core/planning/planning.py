@@ -15,6 +15,7 @@ from tmd.core.planning import failover
 from tmd.core.planning.adoption import may_return
 from tmd.core.planning.forming import form
 from tmd.core.planning.hot_standbys import assign_shadows
+from tmd.core.planning.job_end import abandoned, ended, revived
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
     PAUSED,
@@ -27,6 +28,7 @@ from tmd.core.planning.migration import (
     transition,
     troubled_joiners,
     unheard_joiners,
+    with_timings,
 )
 from tmd.core.planning.planned_moves import grown, planned
 from tmd.core.planning.standby_reasons import reasons, the_first
@@ -68,8 +70,8 @@ def steer(
     if record.state in ENDED:
         return revived(record, facts) or form(view, record.job, before=record) or record
     changed = (
-        _ended(record, facts, now)
-        or _abandoned(record, view, facts, age, limits)
+        ended(record, facts, now)
+        or abandoned(record, view, facts, age, limits)
         or _lost(record, view, facts, verdicts, age, limits, now)
         or _moved_on(record, view, facts, age, limits, now)
         or grown(record, view, facts, now)
@@ -103,100 +105,6 @@ def _pooled(
     """What workers without a rank do: shadow one, rehearse, or exit."""
     shadows = assign_shadows(record, view, facts, wanted, silent_s)
     return structs.replace(record, shadows=shadows, dismissed=dismissed(record, view))
-
-
-# --- ends -----------------------------------------------------------------------------------------
-
-
-def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
-    workers = record.membership.workers
-    codes = [facts.exited(w) for w in workers]
-    if 0 not in codes:
-        return None
-    if record.state is JobState.RUNNING:
-        if record.plan is not None and is_live(record.plan):
-            # A worker that has ended training has committed every step, and so has every rank.
-            ended = transition(record.plan, PlanEvent.JOB_ENDED, now)
-            record = failover.archived(record, _with_timings(ended, facts))
-        return structs.replace(record, state=JobState.FINISHING, detail="")
-    if None in codes:
-        return None
-    pairs = zip(workers, codes, strict=True)
-    bad = [w for w, c in pairs if c != 0 and not facts.was_stopped(w)]
-    if bad:
-        detail = f"{', '.join(bad)} failed after the end of training"
-        return structs.replace(record, state=JobState.FAILED, detail=detail)
-    return structs.replace(record, state=JobState.FINISHED, detail="")
-
-
-def dated(record: JobRecord, now: float) -> JobRecord:
-    """The next revision of the record of an ended job, with the time of its end; ``record`` itself
-    if it has one. An operator, and a leader of an earlier release, do not write that time."""
-    if record.ended_at:
-        return record
-    return structs.replace(record, ended_at=now, revision=record.revision + 1)
-
-
-def may_be_unlisted(record: JobRecord, view: ClusterView, kept_s: float, now: float) -> bool:
-    """Whether the job ended ``kept_s`` seconds ago, and no host reports a worker of it."""
-    over = record.state in ENDED and 0 < record.ended_at <= now - kept_s
-    return over and not view.workers(record.job)
-
-
-def _abandoned(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, age: float, limits: PlanLimits
-) -> JobRecord | None:
-    """The failed job if no worker is left: every member's host reports, and none knows its worker.
-
-    A silent host proves nothing: the job may still train.
-    """
-    members, ends = list(record.membership.members), facts.failing
-    detail = "no worker of the job has been known to its host"
-    if record.state is JobState.FINISHING:
-        members = [m for m in members if facts.exited(m.worker) is None]
-        ends = facts.has_ended
-        names = ", ".join(m.worker for m in members)
-        detail = f"the exit status of {names} is unknown: no host has known it"
-    known = any(m.worker in facts.status or ends(m.worker) for m in members)
-    if known or not all(view.host(m.host) for m in members):
-        return None
-    if any(min(age, facts.silence(m.worker, age)) < limits.abandon_s for m in members):
-        return None
-    return structs.replace(
-        record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s"
-    )
-
-
-def revived(record: JobRecord, facts: PlanFacts) -> JobRecord | None:
-    """The next revision of the record of a failed job all of whose ranks train; ``None`` if it is
-    not one.
-
-    Its workers may have been unable to reach their daemons, which is no failure of the job: see
-    :func:`_abandoned`. In a job that has failed otherwise no rank trains.
-    """
-    membership = record.membership
-    if record.state is not JobState.FAILED:
-        return None
-    for worker in membership.workers:
-        status = facts.status.get(worker)
-        if status is None or status.activity is not Activity.TRAINING:
-            return None
-        if status.epoch != membership.epoch:
-            return None
-    return structs.replace(
-        record, state=JobState.RUNNING, detail="", ended_at=0.0, revision=record.revision + 1
-    )
-
-
-def given_up(record: JobRecord, by: str) -> JobRecord:
-    """The next revision of ``record`` after an operator has given the job up.
-
-    Its workers leave once their hosts have read it, and its name is free.
-    """
-    detail = f"given up by {by}"
-    return structs.replace(
-        record, state=JobState.FAILED, detail=detail, revision=record.revision + 1
-    )
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -335,7 +243,7 @@ def _moved_on(
     if event is PlanEvent.JOINER_LOST:
         rejected, late = _dropped(plan, facts, age, limits)
         plan = structs.replace(plan, rejected=rejected, late=late)
-    moved = _with_timings(transition(plan, event, now, reason), facts)
+    moved = with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
         # The change is committed now: by the vote, or because every member is synced.
         return structs.replace(record, plan=moved, membership=plan.new, detail="")
@@ -394,13 +302,3 @@ def _dropped(
 def _unsynced(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
     joiners = [m.joiner.worker for m in plan.moves if m.joiner and m.source]
     return tuple(w for w in joiners if not facts.doing(w, Activity.SYNCED, plan.id))
-
-
-def _with_timings(plan: MigrationPlan, facts: PlanFacts) -> MigrationPlan:
-    timings = dict(plan.timings)
-    for member in (*plan.old.members, *plan.new.members):
-        status = facts.status.get(member.worker)
-        if status is not None and status.plan == plan.id:
-            for name, seconds in status.timings.items():
-                timings[name] = max(seconds, timings.get(name, 0.0))
-    return structs.replace(plan, timings=timings)
