@@ -75,14 +75,14 @@ class Aborts:
             return set(self._threads)
 
     @contextmanager
-    def settling(self, group: str, *, lost: bool) -> Iterator[None]:
-        """Context in which a thread waits for the operations of ``group`` to end, which may have
-        ``lost`` a member before."""
+    def settling(self, group: str, lost: Callable[[], bool]) -> Iterator[None]:
+        """Context in which a thread waits for the operations of ``group`` to end. ``lost``: whether
+        a member was lost; one that is lost from here on is watched by its own abort."""
         settling = _Settling(group)
         with self._changed:
             self._settling.append(settling)
         try:
-            if lost:
+            if lost():
                 self.watch()
             yield
         finally:

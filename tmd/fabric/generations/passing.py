@@ -238,8 +238,8 @@ class PassingGroup(Group):
         member is lost."""
         if not self._runner.lane.busy:
             return super().rest()
-        aborts, lost = self._fabric.generations.aborts, self._fabric.poisoned
-        with aborts.settling(self.view.name, lost=lost):
+        fabric = self._fabric
+        with fabric.generations.aborts.settling(self.view.name, lambda: fabric.poisoned):
             super().rest()
 
     def settle(self) -> None:
@@ -247,7 +247,7 @@ class PassingGroup(Group):
         if not (running := list(self._operations)):
             return
         fabric = self._fabric
-        with fabric.generations.aborts.settling(self.view.name, lost=fabric.poisoned):
+        with fabric.generations.aborts.settling(self.view.name, lambda: fabric.poisoned):
             # In the order of the calls: what the device still computes before an operation is this
             # rank's own, once the earlier ones have ended.
             for each in running:
