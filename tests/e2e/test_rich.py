@@ -39,7 +39,8 @@ async def test_a_rich_script_is_shadowed(
             lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "a standby waits"
         )
         await run.cluster.drain("h2", soft=True)
-        first = await run.done("drain")
+        await run.done("drain")
+        await run.cluster.undrain("h2")
         await run.cluster.drain("h1")
         first, second = await run.plans(2)
         run.let_go("between")
