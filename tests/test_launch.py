@@ -274,6 +274,63 @@ def test_a_host_without_a_daemon_is_named_at_once(config: Path) -> None:
     assert "start 'tmd daemon'" in errors
 
 
+class Dialling(Launcher):
+    """Counts the attempts that find no daemon."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        super().__init__(spec)
+        self.missed = threading.Semaphore(0)
+
+    def _dial(self) -> None:
+        super()._dial()
+        if self._daemon is None:
+            self.missed.release()
+
+
+def test_a_daemon_that_is_restarted_at_the_end_still_learns_of_the_exits(tmp_path: Path) -> None:
+    """Nobody else knows them. It comes back only when the launcher has looked for it in vain."""
+    path, mark = tmp_path / "tmd.sock", tmp_path / "pid"
+    script = (
+        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid()))\n"
+        f"while os.path.exists({str(path)!r}): time.sleep(0.05)"
+    )
+    spec = LaunchSpec(
+        *("j", "h1", path, "127.0.0.1", 1, 1), (sys.executable, "-c", script), max_restarts=0
+    )
+    launcher = Dialling(spec)
+    said: list[wire.Message] = []
+
+    def restart() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(str(path))
+            door.listen()
+            door.accept()[0].close()
+            while not (mark.exists() and mark.read_text()):
+                door.accept()[0].close()
+        path.unlink()
+        ended(int(mark.read_text()))
+        while launcher.missed.acquire(blocking=False):
+            pass
+        for _ in range(3):  # one may have begun before, and one follows in any case
+            launcher.missed.acquire()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.bind(str(path))
+            door.listen()
+            while not any(isinstance(m, wire.Exited) for m in said):
+                daemon, _ = door.accept()
+                with daemon, daemon.makefile("rb") as frames:
+                    while header := frames.read(wire.HEADER_SIZE):
+                        said.append(wire.decode(frames.read(wire.body_size(header))))
+
+    daemon = threading.Thread(target=restart, daemon=True)
+    daemon.start()
+    status = launcher.run()
+    daemon.join(10)
+
+    assert status == 0
+    assert [m.exit.code for m in said if isinstance(m, wire.Exited)] == [0]
+
+
 def test_a_daemon_that_rejects_the_launcher_is_named_once(config: Path) -> None:
     """It is asked twice a second, perhaps for days."""
     attempts = []

@@ -35,6 +35,9 @@ from tmd.signals import signals
 from tmd.starting import CannotStart, start
 
 RECONNECT_S = 0.5
+LAST_S = 12.0
+"""Longest wait for a daemon at the end, if there was one: more than ``[limits] abandon_s``, after
+which a job fails of which no exit is known."""
 LASTING_S = 10.0
 """A connection that lasted longer has been of use; its end is logged again."""
 GRACE_S = 5.0
@@ -123,13 +126,22 @@ class Launcher:
                     self._spawn(slot)
                 while self._children or self._due:
                     self._turn()
-                self._dial()
+                self._tell_the_last()
                 return self._exit_status
             finally:
                 self._kill_all()
                 if self._daemon is not None:
                     self._daemon.close()
                 self._selector.close()
+
+    def _tell_the_last(self) -> None:
+        """See to it that a daemon knows all exits: the one that was there may be restarting."""
+        until = time.monotonic() + (LAST_S if self._answered_at else 0.0)
+        self._dial()
+        while self._daemon is None and self._kill_at is None and time.monotonic() < until:
+            for key, _ in self._selector.select(RECONNECT_S):
+                key.data(key.fileobj)
+            self._dial()
 
     # --- workers ----------------------------------------------------------------------------------
 

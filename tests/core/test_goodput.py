@@ -15,7 +15,7 @@ from tmd.core.planning.goodput import (
     phases_left,
     standstill,
 )
-from tmd.core.planning.migration import PAUSED, TABLE, is_live
+from tmd.core.planning.migration import PAUSED, STOPPED, TABLE, is_live
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -56,17 +56,16 @@ def test_a_job_without_a_live_plan_does_not_stand_still():
     assert lost_in(plan(RECORD.membership)) is None
 
 
-@pytest.mark.parametrize("activity", [Activity.STUCK, Activity.TRAINING])
-def test_a_job_that_waits_for_the_end_of_a_pause_is_a_hold(activity):
-    """Its time is counted as it passes, and not again once the failover begins."""
-    hosts = (host("h1", activity, epoch=1, stands_s=600.0), host("h2", activity, epoch=1))
-    view = ClusterView(hosts=hosts, jobs=(RECORD,), paused=True)
-    held = structs.replace(RECORD, detail=PAUSED)
-    stands = activity is Activity.STUCK
+@pytest.mark.parametrize(("detail", "stands"), [(STOPPED, True), (PAUSED, False), ("", False)])
+def test_a_failover_that_waits_for_the_end_of_a_pause_is_a_hold(detail, stands):
+    """Its time is counted as it passes, and not again once the failover begins. A rank that hangs
+    leaves all others in training."""
+    hosts = (host("h1", Activity.TRAINING, epoch=1, stands_s=600.0), host("h2", epoch=1))
+    held = structs.replace(RECORD, detail=detail)
+    view = ClusterView(hosts=hosts, jobs=(held,), paused=True)
 
-    assert standstill(RECORD, view) is (LossCause.HOLD if stands else None)
-    assert standstill(RECORD, structs.replace(view, paused=False)) is None
-    assert losses(held, in_plan(LOSS), view) == ()
+    assert standstill(held, view) is (LossCause.HOLD if stands else None)
+    assert (losses(held, in_plan(LOSS), view) == ()) is stands
 
 
 @pytest.mark.parametrize("phase", [p for p in TABLE if is_live(plan(RECORD.membership, phase=p))])

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from tests import values
-from tests.core.clusters import STEP, Scene
+from tests.core.clusters import Scene
 from tests.core.test_forming import starting
 from tests.core.test_planning import LIMITS, failed, moving, steered
 from tmd.core.planning.job_end import dated, given_up, may_be_unlisted
@@ -124,32 +124,7 @@ def test_a_job_of_which_no_host_knows_a_worker_has_failed() -> None:
 
     assert known is silent is early is scene.record
     assert late.state is JobState.FAILED
-    assert late.detail == "no worker of the job has been known to its host for 10 s"
-
-
-def test_a_job_whose_workers_reach_their_daemons_again_has_not_failed() -> None:
-    """Its hosts could not be reached by their workers, which train on. All of them must report."""
-    scene = Scene(2)
-    statuses = dict(scene.statuses)
-    scene.statuses.clear()
-    for host in scene.ranks:
-        scene.says(host, Activity.TRAINING, job="another")
-    scene.record = failed_job = steered(scene, age=LIMITS.abandon_s)
-    scene.statuses.clear()
-    scene.statuses["h0"] = statuses["h0"]
-    half = steered(scene)
-    scene.statuses.update(statuses)
-    again = steered(scene)
-    scene.says("h1", Activity.TRAINING, rank=1, epoch=2, step=STEP)
-    other_epoch = steered(scene)
-    scene.says("h1", Activity.STUCK, rank=1, epoch=1, step=STEP)
-    stuck = steered(scene)
-
-    assert failed_job.state is JobState.FAILED
-    assert half is other_epoch is stuck is failed_job
-    assert (again.state, again.detail, again.ended_at) == (JobState.RUNNING, "", 0.0)
-    assert again.revision == failed_job.revision + 1
-    assert again.membership == failed_job.membership
+    assert late.detail.startswith("no worker of the job has been known to its host for 10 s; if it")
 
 
 def test_an_exit_status_that_nobody_can_report_any_more_ends_the_job() -> None:

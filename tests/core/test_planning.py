@@ -10,7 +10,7 @@ from msgspec import structs
 from tests import values
 from tests.core.clusters import STEP, Scene
 from tmd.core.planning.links import LINK_BROKEN
-from tmd.core.planning.migration import PAUSED, is_live
+from tmd.core.planning.migration import PAUSED, STOPPED, is_live
 from tmd.core.planning.planning import steer
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
@@ -315,7 +315,7 @@ def test_a_pause_holds_plans_that_would_open_and_says_so() -> None:
 
     assert (drained.plan, drained.detail) == (None, PAUSED)
     assert [u.member.host for u in drained.shadows] == ["s0"]
-    assert (lost.plan, lost.detail) == (None, PAUSED)
+    assert (lost.plan, lost.detail) == (None, STOPPED)
     assert paused(scene, failed("h1")) is lost
 
 

@@ -10,6 +10,7 @@ from tmd.core.planning.directives import Train as TrainDuty
 from tmd.core.planning.election import Receipt
 from tmd.core.values.model import JobState
 from tmd.daemon.records import MANY, Records, condemned
+from tmd.testing.clients import until
 
 
 def test_a_newer_record_is_obeyed_and_an_older_one_is_not(tmp_path, record):
@@ -56,12 +57,12 @@ def test_lease_epochs_of_jobs_that_ended_long_ago_are_forgotten_once_there_are_m
     assert again._obeyed == {"goes-on": 6, "listed": 7, "highest": 8}
 
 
-def test_a_lease_epoch_outlives_a_disk_that_was_full(tmp_path, record):
+async def test_a_lease_epoch_outlives_a_disk_that_was_full(tmp_path, record):
     there = tmp_path / "state"
     records = Records(there)
     records.take(record(lease_epoch=7))
     there.mkdir()
-    records.keep_epochs([])
+    await until(lambda: records.keep_epochs([]) or Records(there).obeyed == 7, within_s=30)
 
     assert Records(there).obeyed == 7
 

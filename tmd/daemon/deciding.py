@@ -19,8 +19,6 @@ from msgspec import structs
 
 from tmd.core.planning.deadlines import Seen, after_outage, seen
 from tmd.core.planning.forming import form, why_not_formed
-from tmd.core.planning.job_end import revived
-from tmd.core.planning.migration import PlanFacts
 from tmd.core.planning.planning import steer
 from tmd.core.planning.readiness import Gap, unprotected
 from tmd.core.values.limits import PlanLimits, ShadowGoals
@@ -176,8 +174,7 @@ class Decider:
         verdicts: Sequence[Verdict],
     ) -> JobRecord | None:
         if record is None or record.state in ENDED:
-            formed = record and revived(record, PlanFacts(view, job))
-            formed = formed or form(view, job, before=record)
+            formed = form(view, job, before=record)
             if formed is None and (why := why_not_formed(view, job)):
                 self._log_once(job, why)
             return formed or record

@@ -22,8 +22,9 @@ LONGEST_S = 1.5
 """Longest time that the leader waits for all policies together, while it does nothing else. With
 the pause between two heartbeats it is less than the life of one. The policies of tmd take a tenth
 of a second of a processor for ten thousand hosts."""
-LEAST_S = 0.2
-"""Each policy is waited for this long at least, since another may have held the interpreter."""
+GRACE_S = 0.2
+"""Once that is over, the remaining ones have this long together, since one of the others may have
+held the interpreter."""
 PAUSE_S = 10.0
 """After the end of a call that took longer its policy is not asked for this time."""
 
@@ -43,13 +44,15 @@ class PolicyCalls:
 
         All are asked at once. One for which no thread can be had is asked here.
         """
-        deadline = time.monotonic() + self._longest_s
         calls = {policy.name: self._begun(policy, view) for policy in policies}
+        deadline, extended = time.monotonic() + self._longest_s, False
         for policy in policies:
             call = calls[policy.name]
+            if not extended and time.monotonic() > deadline:
+                deadline, extended = time.monotonic() + GRACE_S, True
             if call is None:
                 yield self._too_slow
-            elif call.ends_within(max(deadline - time.monotonic(), LEAST_S)):
+            elif call.ends_within(max(deadline - time.monotonic(), 0.0)):
                 yield call.result
             else:
                 self._slow[policy.name] = call

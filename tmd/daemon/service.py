@@ -103,12 +103,13 @@ class Service:
     async def run(self, stop: asyncio.Event, notifier: Notifier, reloader: Reloader) -> None:
         """Run until ``stop`` is set, then give the lease back and remove the socket."""
         async with asyncio.TaskGroup() as group:
+            # They are cancelled in the opposite order.
             roots = [
+                group.create_task(self.kept_exits.run(), name="exits"),
                 group.create_task(self.agents.serve(), name="agents"),
                 group.create_task(self.watcher.run(), name="watcher"),
                 group.create_task(self.injections.run(), name="injections"),
                 group.create_task(self.health.run(), name="health"),
-                group.create_task(self.kept_exits.run(), name="exits"),
                 group.create_task(self.publisher.run(), name="publisher"),
                 group.create_task(self.record_sync.run(), name="record_sync"),
                 group.create_task(self._wakes(), name="wakes"),

@@ -37,26 +37,35 @@ class StateFile:
 
         If the disk hangs, ``data`` is written once it answers, unless there are newer ones then.
         """
-        with self._changing:
-            self._next = data
-            if self._thread is not None:
-                return
-            writing = threading.Thread(target=self._work, daemon=True)
-            try:
-                writing.start()
-            except RuntimeError as error:  # no thread can be had
-                return self._log(in_words(error))
-            self._thread = writing
-        writing.join(PATIENCE_S)
-        if writing.is_alive():
-            self._log("the disk does not answer")
+        writing = self._begin(data)
+        if writing is not None:
+            writing.join(PATIENCE_S)
+            if writing.is_alive():
+                self._log("the disk does not answer")
 
     def write_again(self) -> None:
-        """Try once more to write what the disk did not take, if there is anything."""
+        """Try once more to write what the disk did not take, if there is anything. Does not wait
+        for it."""
         with self._changing:
             data = None if self._thread is not None else self._refused
         if data is not None:
-            self.write(data)
+            self._begin(data)
+
+    def _begin(self, data: bytes) -> threading.Thread | None:
+        """The thread that writes ``data`` from now on; ``None`` if there is one already, which
+        writes them next, or if none can be had."""
+        with self._changing:
+            self._next = data
+            if self._thread is not None:
+                return None
+            writing = threading.Thread(target=self._work, daemon=True)
+            try:
+                writing.start()
+            except RuntimeError as error:
+                self._log(in_words(error))
+                return None
+            self._thread = writing
+            return writing
 
     def _work(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from tmd.core.planning.migration import PAUSED, PlanFacts, is_live
+from tmd.core.planning.migration import STOPPED, PlanFacts, is_live
 from tmd.core.planning.standbys import assigned, candidates
 from tmd.core.values.model import (
     FINAL,
@@ -57,8 +57,7 @@ def standstill(record: JobRecord, view: ClusterView) -> LossCause | None:
     if record.state is not JobState.RUNNING:
         return None
     if plan is None or not is_live(plan):
-        stuck = view.paused and PlanFacts(view, record.job).stuck(record.membership)
-        return LossCause.HOLD if stuck else None
+        return LossCause.HOLD if record.detail == STOPPED else None
     if plan.kind is PlanKind.PLANNED:
         return LossCause.PLANNED_MOVE if plan.phase is Phase.SWITCH else None
     holds = plan.phase is Phase.RECOVER and _waits_for_standby(record, plan, view)
@@ -75,7 +74,7 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
         earlier = None
     found = []
     # The time of a pause was counted as it passed.
-    if earlier is None and (before is None or before.detail != PAUSED):
+    if earlier is None and (before is None or before.detail != STOPPED):
         stood = _since_last_commit(after, plan, view)
         found.append(LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size))
     if plan.rollback is not None and (earlier is None or earlier.rollback is None):

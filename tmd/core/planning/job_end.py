@@ -7,8 +7,14 @@ from msgspec import structs
 from tmd.core.planning import failover
 from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transition, with_timings
 from tmd.core.values.limits import PlanLimits
-from tmd.core.values.model import Activity, ClusterView, JobRecord, JobState
+from tmd.core.values.model import ClusterView, JobRecord, JobState
 from tmd.core.values.view_checks import ENDED
+
+CUT_OFF = (
+    "; if it still trains, its workers cannot reach their daemons: check [host] users and the "
+    "rights of the folder of [host] socket, and start it again"
+)
+"""What an operator may find behind a job of which no worker is known."""
 
 
 def ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
@@ -55,40 +61,19 @@ def abandoned(
     A silent host proves nothing: the job may still train.
     """
     members, ends = list(record.membership.members), facts.failing
-    detail = "no worker of the job has been known to its host"
+    detail, more = "no worker of the job has been known to its host", CUT_OFF
     if record.state is JobState.FINISHING:
         members = [m for m in members if facts.exited(m.worker) is None]
         ends = facts.has_ended
         names = ", ".join(m.worker for m in members)
-        detail = f"the exit status of {names} is unknown: no host has known it"
+        detail, more = f"the exit status of {names} is unknown: no host has known it", ""
     known = any(m.worker in facts.status or ends(m.worker) for m in members)
     if known or not all(view.host(m.host) for m in members):
         return None
     if any(min(age, facts.silence(m.worker, age)) < limits.abandon_s for m in members):
         return None
     return structs.replace(
-        record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s"
-    )
-
-
-def revived(record: JobRecord, facts: PlanFacts) -> JobRecord | None:
-    """The next revision of the record of a failed job all of whose ranks train; ``None`` if it is
-    not one.
-
-    Its workers may have been unable to reach their daemons, which is no failure of the job: see
-    :func:`abandoned`. In a job that has failed otherwise no rank trains.
-    """
-    membership = record.membership
-    if record.state is not JobState.FAILED:
-        return None
-    for worker in membership.workers:
-        status = facts.status.get(worker)
-        if status is None or status.activity is not Activity.TRAINING:
-            return None
-        if status.epoch != membership.epoch:
-            return None
-    return structs.replace(
-        record, state=JobState.RUNNING, detail="", ended_at=0.0, revision=record.revision + 1
+        record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s{more}"
     )
 
 

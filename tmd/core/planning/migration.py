@@ -48,7 +48,9 @@ class PlanEvent(StrEnum):
 
 
 PAUSED = "the cluster is paused: no plan is opened until 'tmd resume'"
-"""What a job waits for whose plan a pause holds."""
+"""What a job waits for whose planned move a pause holds."""
+STOPPED = "the job stands still: the cluster is paused, and a failover waits for 'tmd resume'"
+"""What it waits for if ranks are lost."""
 TABLE: dict[Phase, dict[PlanEvent, Phase]] = {
     Phase.PREPARE: {
         PlanEvent.JOINERS_READY: Phase.READY,

@@ -15,10 +15,11 @@ from tmd.core.planning import failover
 from tmd.core.planning.adoption import may_return
 from tmd.core.planning.forming import form
 from tmd.core.planning.hot_standbys import assign_shadows
-from tmd.core.planning.job_end import abandoned, ended, revived
+from tmd.core.planning.job_end import abandoned, ended
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
     PAUSED,
+    STOPPED,
     PlanEvent,
     PlanFacts,
     failover_event,
@@ -41,6 +42,7 @@ from tmd.core.values.model import (
     JobState,
     MigrationPlan,
     Phase,
+    PlanKind,
     Urgency,
     Verdict,
 )
@@ -68,7 +70,7 @@ def steer(
     """
     facts = PlanFacts(view, record.job, silences)
     if record.state in ENDED:
-        return revived(record, facts) or form(view, record.job, before=record) or record
+        return form(view, record.job, before=record) or record
     changed = (
         ended(record, facts, now)
         or abandoned(record, view, facts, age, limits)
@@ -78,9 +80,10 @@ def steer(
         or planned(record, view, facts, verdicts, now, age)
         or record
     )
-    if _is_held(record, changed, view):
-        changed = structs.replace(record, detail=PAUSED)
-    elif changed.detail == PAUSED and is_live(changed.plan):
+    if changed.plan is not None and _is_held(record, changed, view):
+        lost = changed.plan.kind is PlanKind.FAILOVER
+        changed = structs.replace(record, detail=STOPPED if lost else PAUSED)
+    elif changed.detail in (PAUSED, STOPPED) and is_live(changed.plan):
         changed = structs.replace(changed, detail="")
     if changed.plan is record.plan and changed.state is record.state:
         changed = _pooled(changed, view, facts, wanted, limits.silent_s)

@@ -25,6 +25,8 @@ from tmd.robust_futex import ExitBeacon
 
 HEARTBEAT_S = 0.5
 REMIND_S = 3600.0
+LASTING_S = 10.0
+"""Once a connection has lasted so long the daemon counts as reached again."""
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between attempts to reach the daemon."""
 
@@ -160,8 +162,6 @@ class Agent:
             try:
                 if connection is None:
                     connection, _ = self._connect()
-                    log.info("the daemon is reached again")
-                    self._complained = ("", 0.0)
                 self._serve(connection)
             except (OSError, WireError, TmdError) as error:
                 self._complain(in_words(error))
@@ -187,6 +187,7 @@ class Agent:
             self._complained = (why, now)
 
     def _serve(self, connection: socket.socket) -> None:
+        began = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
             selector.register(self._wake_out, selectors.EVENT_READ)
@@ -195,6 +196,9 @@ class Agent:
                 if self._closed:
                     return
                 self._listen(selector, connection)
+                if self._complained[0] and time.monotonic() - began >= LASTING_S:
+                    log.info("the daemon is reached again")
+                    self._complained = ("", 0.0)
 
     def _listen(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Receive directives until there is something to report."""
@@ -207,6 +211,8 @@ class Agent:
                 self._obey(_receive(connection))
 
     def _obey(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Rejected):
+            raise TmdError(f"the tmd daemon rejected this worker: {message.reason}")
         if not isinstance(message, wire.DirectiveOrder):
             raise WireError(f"unexpected {type(message).__name__} from the daemon")
         if message.lease_epoch < self._obeyed:
