@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +35,10 @@ from tmd.signals import signals
 from tmd.starting import CannotStart, start
 
 RECONNECT_S = 0.5
-LAST_S = 12.0
-"""Longest wait for a daemon at the end, if there was one: more than ``[limits] abandon_s``, after
-which a job fails of which no exit is known."""
+LAST_S = 30.0
+"""Longest wait for a daemon at the end, if there was one. Systemd restarts it in that time."""
+READ_S = 5.0
+"""Longest wait until it has read the exits."""
 LASTING_S = 10.0
 """A connection that lasted longer has been of use; its end is logged again."""
 GRACE_S = 5.0
@@ -138,10 +139,24 @@ class Launcher:
         """See to it that a daemon knows all exits: the one that was there may be restarting."""
         until = time.monotonic() + (LAST_S if self._answered_at else 0.0)
         self._dial()
-        while self._daemon is None and self._kill_at is None and time.monotonic() < until:
+        while not self._is_read() and self._kill_at is None and time.monotonic() < until:
             for key, _ in self._selector.select(RECONNECT_S):
                 key.data(key.fileobj)
             self._dial()
+
+    def _is_read(self) -> bool:
+        """Whether the daemon has read all that it was told. It hangs up then."""
+        if self._daemon is None:
+            return False
+        self._daemon.settimeout(READ_S)
+        try:
+            self._daemon.shutdown(socket.SHUT_WR)
+            while self._daemon.recv(1 << 16):
+                pass
+        except OSError:
+            self._hang_up()
+            return False
+        return True
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -288,7 +303,8 @@ class Launcher:
         if self._kill_at is not None:
             self._kill_all()
             return
-        self._exit_status = 128 + number
+        if self._children or self._due:  # else all workers have ended, with a status of their own
+            self._exit_status = 128 + number
         self._due.clear()
         self._kill_at = time.monotonic() + self._spec.grace_s
         for pidfd in self._children:
@@ -359,7 +375,7 @@ class Launcher:
         try:
             part = connection.recv(1 << 16)
             self._inbox += part
-            for message in _messages(self._inbox):
+            for message in wire.messages(self._inbox):
                 self._obey(message)
             why = "" if part else "it has closed the connection"
         except (OSError, WireError) as error:
@@ -382,14 +398,3 @@ class Launcher:
                 self._hang_up()
             case _:
                 pass
-
-
-def _messages(inbox: bytearray) -> Iterator[wire.Message]:
-    while len(inbox) >= wire.HEADER_SIZE:
-        size = wire.body_size(bytes(inbox[: wire.HEADER_SIZE]))
-        end = wire.HEADER_SIZE + size
-        if len(inbox) < end:
-            return
-        body = bytes(inbox[wire.HEADER_SIZE : end])
-        del inbox[:end]
-        yield wire.decode(body)

@@ -8,6 +8,7 @@ This module opens no sockets: the daemon reads with asyncio, the trainer with th
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -200,3 +201,18 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         return _decoder.decode(body)
     except UNREADABLE as error:
         raise WireError(f"bad message of {len(body)} bytes: {brief(error)}") from error
+
+
+def messages(inbox: bytearray) -> Iterator[Message]:
+    """The whole messages at the beginning of ``inbox``, each of which is removed from it.
+
+    Raises:
+        WireError: one is malformed, or too long.
+    """
+    while len(inbox) >= HEADER_SIZE:
+        end = HEADER_SIZE + body_size(bytes(inbox[:HEADER_SIZE]))
+        if len(inbox) < end:
+            return
+        body = bytes(inbox[HEADER_SIZE:end])
+        del inbox[:end]
+        yield decode(body)

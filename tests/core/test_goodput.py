@@ -60,12 +60,19 @@ def test_a_job_without_a_live_plan_does_not_stand_still():
 def test_a_failover_that_waits_for_the_end_of_a_pause_is_a_hold(detail, stands):
     """Its time is counted as it passes, and not again once the failover begins. A rank that hangs
     leaves all others in training."""
-    hosts = (host("h1", Activity.TRAINING, epoch=1, stands_s=600.0), host("h2", epoch=1))
+    hosts = (
+        host("h1", Activity.TRAINING, epoch=1, stands_s=600.0),
+        host("h2", epoch=1, stands_s=700.0),
+    )
     held = structs.replace(RECORD, detail=detail)
     view = ClusterView(hosts=hosts, jobs=(held,), paused=True)
 
+    before = LostTime(LossCause.INTERRUPTED_STEP, 600.0 * RECORD.world_size)
+    at_first, at_the_end = losses(RECORD, held, view), losses(held, in_plan(LOSS), view)
+
     assert standstill(held, view) is (LossCause.HOLD if stands else None)
-    assert (losses(held, in_plan(LOSS), view) == ()) is stands
+    assert (at_first, at_the_end) == (((before,), ()) if stands else ((), (before,)))
+    assert losses(held, held, view) == ()
 
 
 @pytest.mark.parametrize("phase", [p for p in TABLE if is_live(plan(RECORD.membership, phase=p))])

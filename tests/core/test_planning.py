@@ -21,9 +21,11 @@ from tmd.core.values.model import (
     Move,
     Phase,
     PlanKind,
+    ShadowAssignment,
     Urgency,
     Verdict,
 )
+from tmd.core.values.requests import DrainRequest
 
 LIMITS = PlanLimits(hold_s=100.0)
 
@@ -316,7 +318,21 @@ def test_a_pause_holds_plans_that_would_open_and_says_so() -> None:
     assert (drained.plan, drained.detail) == (None, PAUSED)
     assert [u.member.host for u in drained.shadows] == ["s0"]
     assert (lost.plan, lost.detail) == (None, STOPPED)
+    assert lost.shadows == ()
     assert paused(scene, failed("h1")) is lost
+
+
+def test_a_pause_leaves_a_standby_alone_that_may_have_the_only_state_of_a_lost_rank() -> None:
+    """Also if its host is drained meanwhile, or silent for a while."""
+    scene = Scene(2, standbys=1)
+    shadow = ShadowAssignment(member=values.member("s0"), rank=1, stay=True)
+    scene.record = structs.replace(scene.record, shadows=(shadow,))
+    drains = (DrainRequest("s0", "r", leave=True),)
+    view = structs.replace(scene.view, paused=True, drains=drains)
+    held = steer(scene.record, view, [failed("h1")], now=0.0, age=60.0, limits=LIMITS)
+
+    assert held.detail == STOPPED
+    assert (held.shadows, held.dismissed) == ((shadow,), ())
 
 
 def test_a_pause_holds_no_plan_that_is_live() -> None:

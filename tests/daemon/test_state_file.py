@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+
+import pytest
 
 from tmd.daemon.state_file import StateFile
 from tmd.testing.clients import until
@@ -36,12 +39,31 @@ async def test_what_a_full_disk_did_not_take_is_written_once_it_can_be(tmp_path:
     file.path.parent.mkdir()
     await until(lambda: file.write_again() or file.path.is_file(), within_s=30)
     written = file.path.read_bytes()
+    await until(lambda: file._thread is None, within_s=30)
     file.path.unlink()
     file.write_again()
-    file.write(b"3")
-    await until(lambda: file.path.is_file() and file.path.read_bytes() == b"3", within_s=30)
 
     assert written == b"2"
+    assert file._thread is None
+    assert not file.path.exists()
+
+
+async def test_data_for_which_no_thread_can_be_had_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a limit of the host's processes."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    file = StateFile(tmp_path / "kept.json", "a test")
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        file.write(b"1")
+        file.write(b"2")
+    await until(lambda: file.write_again() or file.path.is_file(), within_s=30)
+
+    assert file.path.read_bytes() == b"2"
 
 
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.trainer.wire import Facts
 from tmd import wire
 from tmd.core.planning.directives import Leave, Wait
 from tmd.core.values.errors import TmdError
@@ -75,11 +76,12 @@ def test_no_error_of_a_report_ends_the_thread(tmp_path):
         subject.close()
 
 
-def test_a_daemon_that_rejects_a_worker_for_days_does_not_fill_its_log(
-    tmp_path, monkeypatch, caplog
-):
-    """Each attempt fails alike. A connection that ends at once is no news either: another process
-    may have taken the name of this worker."""
+def logged(caplog, word):
+    return [r.getMessage() for r in caplog.records if word in r.getMessage()]
+
+
+def test_a_daemon_that_comes_and_goes_for_days_does_not_fill_a_log(tmp_path, monkeypatch, caplog):
+    """It rejects the worker, or hangs up at once: another process may have taken its name."""
     path = tmp_path / "tmd.sock"
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda _: sleep(0.01))
@@ -93,12 +95,40 @@ def test_a_daemon_that_rejects_a_worker_for_days_does_not_fill_its_log(
         subject.start()
         for _ in range(20):
             answer(door, wire.Rejected("no such user"))
-        lines = [r.getMessage() for r in caplog.records if "no such user" in r.getMessage()]
+            answer(door)
+        lost = logged(caplog, "the daemon cannot be reached, training continues: ")
         subject.close()
 
-    assert len(lines) == 1
-    assert lines[0].startswith("the daemon cannot be reached, training continues: ")
-    assert "the daemon is reached again" not in caplog.text
+    assert sum("no such user" in line for line in lost) == 1
+    assert len(lost) == len(set(lost)) <= 4
+    assert logged(caplog, "the daemon is reached again") == []
+
+
+def test_a_daemon_that_is_back_is_named_and_its_next_loss_too(tmp_path, caplog):
+    """Its reason to reject a worker that it knew is named as well."""
+    path = tmp_path / "tmd.sock"
+    caplog.set_level("INFO", "tmd.trainer")
+    subject = Agent(path, lambda: STATUS, lambda _: None, lasting_s=0.0)
+    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
+        door.bind(str(path))
+        door.listen()
+        pool.submit(answer, door)
+        subject.introduce()
+        subject.start()
+        for _ in range(2):
+            connection, _ = door.accept()
+            with connection:
+                connection.sendall(wire.encode(WELCOME))
+                for _ in range(3):  # the hello, and two reports: the connection has lasted
+                    size = wire.body_size(connection.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
+                    connection.recv(size, socket.MSG_WAITALL)
+                connection.sendall(wire.encode(wire.Rejected("a reason")))
+                while connection.recv(1 << 16):
+                    pass
+        Facts().until(lambda: len(logged(caplog, "a reason")) == 2)
+        subject.close()
+
+    assert len(logged(caplog, "the daemon is reached again")) == 2
 
 
 def test_a_daemon_that_never_comes_is_named(tmp_path):

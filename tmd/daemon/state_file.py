@@ -29,7 +29,7 @@ class StateFile:
         self._next: bytes | None = None
         self._thread: threading.Thread | None = None
         self._refused: bytes | None = None
-        """The newest data, if the disk did not take them."""
+        """The newest data, if they could not be written."""
 
     def write(self, data: bytes) -> None:
         """Replace the file atomically. An error, such as a full disk, is only logged: see
@@ -53,7 +53,7 @@ class StateFile:
 
     def _begin(self, data: bytes) -> threading.Thread | None:
         """The thread that writes ``data`` from now on; ``None`` if there is one already, which
-        writes them next, or if none can be had."""
+        writes them next, or if none can be had: then they count as refused."""
         with self._changing:
             self._next = data
             if self._thread is not None:
@@ -62,6 +62,7 @@ class StateFile:
             try:
                 writing.start()
             except RuntimeError as error:
+                self._refused, self._next = data, None
                 self._log(in_words(error))
                 return None
             self._thread = writing

@@ -6,7 +6,7 @@ loses 8 rank seconds. Work that is done again counts as lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
@@ -67,15 +67,18 @@ def standstill(record: JobRecord, view: ClusterView) -> LossCause | None:
 def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tuple[LostTime, ...]:
     """Time that is known to be lost once the record becomes ``after``; see also ``standstill``."""
     plan = after.plan
+    held = before is not None and before.detail == STOPPED
+    if after.detail == STOPPED and not held:
+        stood = _since_last_commit(after, view)
+        return (LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size),)
     if plan is None or plan.kind is not PlanKind.FAILOVER or not is_live(plan):
         return ()
     earlier = None if before is None else before.plan
     if earlier is not None and earlier.id != plan.id:
         earlier = None
     found = []
-    # The time of a pause was counted as it passed.
-    if earlier is None and (before is None or before.detail != STOPPED):
-        stood = _since_last_commit(after, plan, view)
+    if earlier is None and not held:  # else it was counted when the pause began to hold the plan
+        stood = _since_last_commit(after, view, plan.dead)
         found.append(LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size))
     if plan.rollback is not None and (earlier is None or earlier.rollback is None):
         seconds = plan.rollback.repeats * step_seconds(after, view)
@@ -119,10 +122,10 @@ def _waits_for_standby(record: JobRecord, plan: MigrationPlan, view: ClusterView
     return len(assigned(vacant, spare, facts)) < len(vacant)
 
 
-def _since_last_commit(record: JobRecord, plan: MigrationPlan, view: ClusterView) -> float:
+def _since_last_commit(record: JobRecord, view: ClusterView, dead: Collection[str] = ()) -> float:
     """Seconds since a survivor last committed, by the latest reports; 0 if none reports."""
     known = view.workers(record.job)
-    alive = (m.worker for m in record.membership.members if m.worker not in plan.dead)
+    alive = (m.worker for m in record.membership.members if m.worker not in dead)
     return min((known[w].stands_s for w in alive if w in known), default=0.0)
 
 

@@ -11,8 +11,8 @@ from tmd.core.values.model import ClusterView, JobRecord, JobState
 from tmd.core.values.view_checks import ENDED
 
 CUT_OFF = (
-    "; if it still trains, its workers cannot reach their daemons: check [host] users and the "
-    "rights of the folder of [host] socket, and start it again"
+    "; if it still trains, its workers cannot reach their daemons ([host] users, rights of the "
+    "folder of [host] socket): stop it, and start it again from its newest checkpoint"
 )
 """What an operator may find behind a job of which no worker is known."""
 

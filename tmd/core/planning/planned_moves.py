@@ -10,7 +10,7 @@ from msgspec import structs
 
 from tmd.core.alerts.findings import GRAVE
 from tmd.core.planning.adoption import growth
-from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.migration import STOPPED, PlanFacts, is_live
 from tmd.core.planning.readiness import SHRUNK
 from tmd.core.planning.standby_reasons import reasons, shortfall
 from tmd.core.planning.standbys import (
@@ -63,9 +63,12 @@ def planned(
     if leavers and record.membership.adopted:
         waits = f"moving the ranks of {leavers[0][1].host} waits until no rank is adopted"
         return structs.replace(record, detail=waits)
+    calm = all(_calm(facts, m.worker) for m in record.membership.members)
     if not leavers:
-        return structs.replace(record, detail="") if record.detail else None
-    if not all(_calm(facts, m.worker) for m in record.membership.members):
+        # A new leader may need a moment until it sees again what a pause holds.
+        stays = not record.detail or (record.detail == STOPPED and not calm)
+        return None if stays else structs.replace(record, detail="")
+    if not calm:
         why = silent_member(record, facts, age)
         return structs.replace(record, detail=why) if why else None
     obstacles = []

@@ -85,7 +85,9 @@ def steer(
         changed = structs.replace(record, detail=STOPPED if lost else PAUSED)
     elif changed.detail in (PAUSED, STOPPED) and is_live(changed.plan):
         changed = structs.replace(changed, detail="")
-    if changed.plan is record.plan and changed.state is record.state:
+    # With a rank lost a standby may have its only state: none gets other work until the failover.
+    lacks_rank = changed.detail == STOPPED
+    if changed.plan is record.plan and changed.state is record.state and not lacks_rank:
         changed = _pooled(changed, view, facts, wanted, limits.silent_s)
     if changed.state in ENDED:
         changed = structs.replace(changed, ended_at=now)

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from tmd import wire
@@ -44,6 +45,7 @@ class Agent:
         current: returns the current status; called in the agent's thread.
         on_directive: called in the agent's thread with each new directive.
         futex: held by this process until it ends, if the kernel grants one.
+        lasting_s: see :data:`LASTING_S`.
 
     Raises:
         TmdError: (from :meth:`introduce`) no daemon answers on ``path``, or it rejects this worker.
@@ -55,8 +57,10 @@ class Agent:
         current: Callable[[], WorkerStatus],
         on_directive: Callable[[Directive], None],
         futex: ExitBeacon | None = None,
+        lasting_s: float = LASTING_S,
     ) -> None:
         self._path = path
+        self._lasting_s = lasting_s
         self._futex = futex
         self._current = current
         self._on_directive = on_directive
@@ -66,8 +70,8 @@ class Agent:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         self._closed = False
-        self._complained = ("", 0.0)
-        """Why the daemon cannot be reached, as logged last, and when (monotonic seconds)."""
+        self._complained: dict[str, float] = {}
+        """Why the daemon cannot be reached, and when each reason was logged (monotonic seconds)."""
         self._thread = threading.Thread(target=self._run, name="tmd-agent", daemon=True)
 
     def introduce(self, patience_s: float = PATIENCE_S) -> wire.Welcome:
@@ -179,12 +183,12 @@ class Agent:
                 pause = min(2 * pause, RECONNECT_S[1])
 
     def _complain(self, why: str) -> None:
-        """Log why there is no daemon: once, and every hour, since it may be away for days."""
-        known, at = self._complained
+        """Log why there is no daemon: each reason once, and every hour, since it may be away for
+        days."""
         now = time.monotonic()
-        if why != known or now - at >= REMIND_S:
+        if now - self._complained.get(why, -inf) >= REMIND_S:
             log.warning("the daemon cannot be reached, training continues: %s", why)
-            self._complained = (why, now)
+            self._complained[why] = now
 
     def _serve(self, connection: socket.socket) -> None:
         began = time.monotonic()
@@ -196,9 +200,9 @@ class Agent:
                 if self._closed:
                     return
                 self._listen(selector, connection)
-                if self._complained[0] and time.monotonic() - began >= LASTING_S:
+                if self._complained and time.monotonic() - began >= self._lasting_s:
                     log.info("the daemon is reached again")
-                    self._complained = ("", 0.0)
+                    self._complained.clear()
 
     def _listen(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Receive directives until there is something to report."""
