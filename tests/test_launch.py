@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -336,13 +337,15 @@ def test_a_daemon_that_rejects_the_launcher_is_named_once(config: Path) -> None:
     attempts = []
 
     def reject(door: socket.socket) -> None:
-        while len(attempts) < 4:
-            client, _ = door.accept()
-            with client:
-                size = wire.body_size(client.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
-                attempts.append(wire.decode(client.recv(size, socket.MSG_WAITALL)))
-                client.sendall(wire.encode(wire.Rejected("no such user")))
-        config.with_name("enough").touch()
+        with suppress(OSError):  # once the door is shut
+            while True:
+                client, _ = door.accept()
+                if len(attempts) == 4:
+                    config.with_name("enough").touch()
+                with client:
+                    size = wire.body_size(client.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
+                    attempts.append(wire.decode(client.recv(size, socket.MSG_WAITALL)))
+                    client.sendall(wire.encode(wire.Rejected("no such user")))
 
     wait = f"import os, time\nwhile not os.path.exists({str(config.with_name('enough'))!r}):"
     config.with_name("wait.py").write_text(f"{wait}\n    time.sleep(0.05)\n")
@@ -352,6 +355,8 @@ def test_a_daemon_that_rejects_the_launcher_is_named_once(config: Path) -> None:
         serving = threading.Thread(target=reject, args=(door,), daemon=True)
         serving.start()
         status, _, errors = launched(config, "wait.py")
+        door.shutdown(socket.SHUT_RDWR)
+        serving.join(10)
 
     assert status == 0
     assert errors.count("rejected by the daemon, workers continue") == 1
@@ -630,7 +635,9 @@ def test_a_kill_reaches_the_training_process_behind_a_shell(
         daemon, _ = door.accept()
     with daemon:
         daemon.sendall(wire.encode(wire.Kill(worker, "it hangs")))
-        started.process.wait(60)
+        while daemon.recv(1 << 16):
+            pass
+    started.process.wait(60)
 
     assert not outlives(training)
     assert started.process.returncode == 128 + signal.SIGKILL

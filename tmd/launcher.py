@@ -16,6 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,8 +38,6 @@ from tmd.starting import CannotStart, start
 RECONNECT_S = 0.5
 LAST_S = 30.0
 """Longest wait for a daemon at the end, if there was one. Systemd restarts it in that time."""
-READ_S = 5.0
-"""Longest wait until it has read the exits."""
 LASTING_S = 10.0
 """A connection that lasted longer has been of use; its end is logged again."""
 GRACE_S = 5.0
@@ -98,6 +97,8 @@ class Launcher:
         self._daemon: socket.socket | None = None
         self._missed = False
         """Whether a daemon has answered, or its absence has been logged."""
+        self._ends = self._is_known = False
+        """Whether all workers have ended, and whether a daemon has read that."""
         self._complained = ""
         self._answered_at = 0.0
         """When a daemon has accepted the latest connection."""
@@ -136,27 +137,20 @@ class Launcher:
                 self._selector.close()
 
     def _tell_the_last(self) -> None:
-        """See to it that a daemon knows all exits: the one that was there may be restarting."""
-        until = time.monotonic() + (LAST_S if self._answered_at else 0.0)
-        self._dial()
-        while not self._is_read() and self._kill_at is None and time.monotonic() < until:
+        """See to it that a daemon knows all exits: the one that was there may be restarting. It
+        hangs up once it has read them."""
+        self._ends, until = True, time.monotonic() + LAST_S
+        while True:
+            self._dial()
+            if self._daemon is not None:
+                with suppress(OSError):
+                    self._daemon.shutdown(socket.SHUT_WR)
+            if not self._answered_at or self._is_known or self._kill_at is not None:
+                return
+            if time.monotonic() >= until:
+                return
             for key, _ in self._selector.select(RECONNECT_S):
                 key.data(key.fileobj)
-            self._dial()
-
-    def _is_read(self) -> bool:
-        """Whether the daemon has read all that it was told. It hangs up then."""
-        if self._daemon is None:
-            return False
-        self._daemon.settimeout(READ_S)
-        try:
-            self._daemon.shutdown(socket.SHUT_WR)
-            while self._daemon.recv(1 << 16):
-                pass
-        except OSError:
-            self._hang_up()
-            return False
-        return True
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -377,11 +371,13 @@ class Launcher:
             self._inbox += part
             for message in wire.messages(self._inbox):
                 self._obey(message)
+            self._is_known |= self._ends and not part
             why = "" if part else "it has closed the connection"
         except (OSError, WireError) as error:
             why = in_words(error)
-        if why:
+        if why and not self._is_known:
             self._complain("lost the connection to the daemon, workers continue", why)
+        if why:
             self._hang_up()
 
     def _obey(self, message: wire.Message) -> None:
@@ -395,6 +391,7 @@ class Launcher:
                 log.warning("daemon notes", worker=message.worker, text=message.text)
             case wire.Rejected():
                 self._complain("rejected by the daemon, workers continue", message.reason)
+                self._is_known = self._ends  # as far as it will be
                 self._hang_up()
             case _:
                 pass

@@ -62,7 +62,7 @@ def test_a_failover_that_waits_for_the_end_of_a_pause_is_a_hold(detail, stands):
     leaves all others in training."""
     hosts = (
         host("h1", Activity.TRAINING, epoch=1, stands_s=600.0),
-        host("h2", epoch=1, stands_s=700.0),
+        host("h2", epoch=1, stands_s=0.2),
     )
     held = structs.replace(RECORD, detail=detail)
     view = ClusterView(hosts=hosts, jobs=(held,), paused=True)

@@ -322,6 +322,23 @@ def test_a_pause_holds_plans_that_would_open_and_says_so() -> None:
     assert paused(scene, failed("h1")) is lost
 
 
+@pytest.mark.parametrize(("stands_s", "goes_on"), [(600.0, False), (0.1, True)])
+def test_what_a_pause_holds_is_not_forgotten_before_a_step_is_committed(
+    stands_s: float, goes_on: bool
+) -> None:
+    """A rank hangs, and for a moment no policy says so: it is new, or slow."""
+    scene = Scene(2, standbys=1)
+    for rank, host in enumerate(scene.ranks):
+        says = {"rank": rank, "epoch": 1, "step": STEP, "stands_s": stands_s}
+        scene.says(host, Activity.TRAINING, **says)
+    held = scene.record = paused(scene, failed("h1"))
+    drain = Verdict("job", values.worker("h0"), Urgency.DRAIN, "drain", "asked")
+
+    assert held.detail == STOPPED
+    assert (paused(scene) is held) is not goes_on
+    assert (paused(scene, drain) is held) is not goes_on
+
+
 def test_a_pause_leaves_a_standby_alone_that_may_have_the_only_state_of_a_lost_rank() -> None:
     """Also if its host is drained meanwhile, or silent for a while."""
     scene = Scene(2, standbys=1)

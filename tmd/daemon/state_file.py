@@ -62,8 +62,9 @@ class StateFile:
             try:
                 writing.start()
             except RuntimeError as error:
+                if self._refused is None:
+                    self._log(in_words(error))
                 self._refused, self._next = data, None
-                self._log(in_words(error))
                 return None
             self._thread = writing
             return writing

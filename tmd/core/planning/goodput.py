@@ -6,7 +6,7 @@ loses 8 rank seconds. Work that is done again counts as lost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
@@ -69,7 +69,9 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
     plan = after.plan
     held = before is not None and before.detail == STOPPED
     if after.detail == STOPPED and not held:
-        stood = _since_last_commit(after, view)
+        # Which rank is lost is not in the record. One that is frozen reports what was long ago.
+        known = view.workers(after.job)
+        stood = max((known[w].stands_s for w in after.membership.workers if w in known), default=0)
         return (LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size),)
     if plan is None or plan.kind is not PlanKind.FAILOVER or not is_live(plan):
         return ()
@@ -78,7 +80,7 @@ def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tup
         earlier = None
     found = []
     if earlier is None and not held:  # else it was counted when the pause began to hold the plan
-        stood = _since_last_commit(after, view, plan.dead)
+        stood = _since_last_commit(after, plan, view)
         found.append(LostTime(LossCause.INTERRUPTED_STEP, stood * after.world_size))
     if plan.rollback is not None and (earlier is None or earlier.rollback is None):
         seconds = plan.rollback.repeats * step_seconds(after, view)
@@ -122,10 +124,10 @@ def _waits_for_standby(record: JobRecord, plan: MigrationPlan, view: ClusterView
     return len(assigned(vacant, spare, facts)) < len(vacant)
 
 
-def _since_last_commit(record: JobRecord, view: ClusterView, dead: Collection[str] = ()) -> float:
+def _since_last_commit(record: JobRecord, plan: MigrationPlan, view: ClusterView) -> float:
     """Seconds since a survivor last committed, by the latest reports; 0 if none reports."""
     known = view.workers(record.job)
-    alive = (m.worker for m in record.membership.members if m.worker not in dead)
+    alive = (m.worker for m in record.membership.members if m.worker not in plan.dead)
     return min((known[w].stands_s for w in alive if w in known), default=0.0)
 
 

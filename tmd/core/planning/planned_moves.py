@@ -38,6 +38,8 @@ from tmd.core.values.model import (
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 """After a move that was dropped, until the same is tried again: the first pause, which doubles
 with each further one, and the longest."""
+JUST_S = 5.0
+"""A rank that has stood at one step for less than this has just committed one."""
 SILENT_S = 10.0
 """Silence of a member for which a planned move waits without saying so."""
 
@@ -56,6 +58,8 @@ def planned(
     ``age``: seconds (monotonic) since the last plan ended."""
     if is_live(record.plan) or record.state is not JobState.RUNNING:
         return None
+    if view.paused and record.detail == STOPPED and not _progresses(record, facts):
+        return None  # the verdict that a pause holds may be missing for a moment
     wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
     # The verdict that serves a request wins: it says whether the leaver exits afterwards.
     by_worker = {v.worker: v for v in sorted(wanted, key=lambda v: bool(v.request))}
@@ -63,12 +67,9 @@ def planned(
     if leavers and record.membership.adopted:
         waits = f"moving the ranks of {leavers[0][1].host} waits until no rank is adopted"
         return structs.replace(record, detail=waits)
-    calm = all(_calm(facts, m.worker) for m in record.membership.members)
     if not leavers:
-        # A new leader may need a moment until it sees again what a pause holds.
-        stays = not record.detail or (record.detail == STOPPED and not calm)
-        return None if stays else structs.replace(record, detail="")
-    if not calm:
+        return structs.replace(record, detail="") if record.detail else None
+    if not all(_calm(facts, m.worker) for m in record.membership.members):
         why = silent_member(record, facts, age)
         return structs.replace(record, detail=why) if why else None
     obstacles = []
@@ -222,6 +223,14 @@ def _beside_obstacle(members: Iterable[Member], facts: PlanFacts) -> str:
 def _calm(facts: PlanFacts, worker: str) -> bool:
     status = facts.status.get(worker)
     return status is not None and status.activity is Activity.TRAINING and status.step > 0
+
+
+def _progresses(record: JobRecord, facts: PlanFacts) -> bool:
+    """Whether all ranks have just committed a step."""
+    return all(
+        _calm(facts, worker) and facts.status[worker].stands_s < JUST_S
+        for worker in record.membership.workers
+    )
 
 
 def _sources(
