@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -32,6 +33,18 @@ def answer(door, reply=WELCOME):
         hello = wire.decode(connection.recv(size, socket.MSG_WAITALL))
         connection.sendall(wire.encode(reply))
     return hello.status.worker
+
+
+@contextmanager
+def started(subject, path):
+    """The socket of a daemon that has welcomed ``subject`` and then hung up."""
+    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
+        door.bind(str(path))
+        door.listen()
+        pool.submit(answer, door)
+        subject.introduce()
+        subject.start()
+        yield door
 
 
 def test_a_daemon_that_comes_up_later_is_waited_for(tmp_path, monkeypatch):
@@ -65,13 +78,7 @@ def test_no_error_of_a_report_ends_the_thread(tmp_path):
         return found
 
     subject = Agent(path, current, lambda _: None)
-    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
-        door.bind(str(path))
-        door.listen()
-        pool.submit(answer, door)
-        subject.introduce()
-        subject.start()
-
+    with started(subject, path) as door:
         assert answer(door) == STATUS.worker
         subject.close()
 
@@ -87,12 +94,7 @@ def test_a_daemon_that_comes_and_goes_for_days_does_not_fill_a_log(tmp_path, mon
     monkeypatch.setattr(time, "sleep", lambda _: sleep(0.01))
     caplog.set_level("INFO", "tmd.trainer")
     subject = agent(path)
-    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
-        door.bind(str(path))
-        door.listen()
-        pool.submit(answer, door)
-        subject.introduce()
-        subject.start()
+    with started(subject, path) as door:
         for _ in range(20):
             answer(door, wire.Rejected("no such user"))
             answer(door)
@@ -109,12 +111,7 @@ def test_a_daemon_that_is_back_is_named_and_its_next_loss_too(tmp_path, caplog):
     path = tmp_path / "tmd.sock"
     caplog.set_level("INFO", "tmd.trainer")
     subject = Agent(path, lambda: STATUS, lambda _: None, lasting_s=0.0)
-    with socket.socket(socket.AF_UNIX) as door, ThreadPoolExecutor() as pool:
-        door.bind(str(path))
-        door.listen()
-        pool.submit(answer, door)
-        subject.introduce()
-        subject.start()
+    with started(subject, path) as door:
         for _ in range(2):
             connection, _ = door.accept()
             with connection:

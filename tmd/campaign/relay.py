@@ -46,6 +46,19 @@ class LinkConditions:
         self.refuse = False
         self.passed = 0
 
+    def stall_there(self) -> None:
+        """What the dialling side sends no longer arrives."""
+        self.flows_there.clear()
+
+    def stall_back(self) -> None:
+        """Answers no longer arrive."""
+        self.flows_back.clear()
+
+    def stall(self) -> None:
+        """Connections stay open but carry nothing."""
+        self.stall_there()
+        self.stall_back()
+
     def reset(self) -> int:
         """Reset every open connection; returns their number."""
         found = [w for w in self._open if not w.is_closing()]

@@ -287,13 +287,11 @@ def _obstacles(view: ClusterView, host: str) -> list[str]:
 
 def _silent_members(view: ClusterView, host: str) -> list[str]:
     """Why ranks on ``host`` do not move at present, though there are standbys, by job."""
-    from tmd.core.planning.migration import PlanFacts, is_live
+    from tmd.core.planning.migration import PlanFacts
     from tmd.core.planning.planned_moves import silent_member
-    from tmd.core.values.model import JobState
     from tmd.core.values.view_checks import jobs_by_host
 
-    running = [r for r in jobs_by_host(view).get(host, []) if r.state is JobState.RUNNING]
-    records = [r for r in running if not is_live(r.plan)]
+    records = jobs_by_host(view).get(host, [])
     found = [(r.job, silent_member(r, PlanFacts(view, r.job))) for r in records]
     return [f"{job}: {why}" for job, why in found if why]
 

@@ -36,7 +36,7 @@ class _KnownBan(Struct):
 
 
 class SharedBans:
-    """A host that serves a request again, for the next leader, has no such ban any more."""
+    """Asks hosts to lift shared bans. To ask twice does no harm: the ban is gone by then."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -17,7 +17,8 @@ PARKED_IN_ALL = 4096
 """Most links that wait in all: unexpected callers may name many purposes. The first rank of a group
 is called by all others at once."""
 SWEPT = 64
-"""Up to so many waiting links all are looked at with each new one, else with each so-manieth."""
+"""While at most this many links wait, each arrival checks all of them for callers that have hung
+up. Beyond it, only one arrival in this many does."""
 SLICE = 0.05
 """How often ``cancel`` is polled while waiting."""
 

@@ -55,8 +55,7 @@ async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections stay open but carry nothing."""
     _, ways = await _conditions(stage, fault)
     for conditions in ways:
-        conditions.flows_there.clear()
-        conditions.flows_back.clear()
+        conditions.stall()
     await _met(ways)
     return _clearing(ways)
 
@@ -65,7 +64,7 @@ async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Redis receives the daemon's requests, but its answers are lost."""
     _, ways = await _conditions(stage, fault)
     for conditions in ways:
-        conditions.flows_back.clear()
+        conditions.stall_back()
     await _met(ways)
     return _clearing(ways)
 

@@ -57,26 +57,16 @@ async def _rate(stage: CampaignStage, fault: FaultPart) -> Mend:
     return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
 
 
-def _stall_there(conditions: LinkConditions) -> None:
-    conditions.flows_there.clear()
-
-
-def _stall_back(conditions: LinkConditions) -> None:
-    conditions.flows_back.clear()
-
-
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
-    def change(conditions: LinkConditions) -> None:
-        _stall_there(conditions)
-        _stall_back(conditions)
-
-    return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
+    stalls = LinkConditions.stall
+    return await _affect(stage, LinkEffect(await stage.target(fault.where), stalls, stalls))
 
 
 async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Data from the host do not arrive; data to it do."""
     host = await stage.target(fault.where)
-    return await _affect(stage, LinkEffect(host, _stall_there, _stall_back))
+    effect = LinkEffect(host, LinkConditions.stall_there, LinkConditions.stall_back)
+    return await _affect(stage, effect)
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:

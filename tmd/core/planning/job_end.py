@@ -80,7 +80,7 @@ def abandoned(
 def given_up(record: JobRecord, by: str) -> JobRecord:
     """The next revision of ``record`` after an operator has given the job up.
 
-    Its workers leave once their hosts have read it, and its name is free.
+    Its name is free. Workers that wait leave once their hosts have read it.
     """
     detail = f"given up by {by}"
     return structs.replace(

@@ -123,11 +123,14 @@ def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:
 
 
 def silent_member(record: JobRecord, facts: PlanFacts, age: float = inf) -> str:
-    """Why no rank moves while training may well go on: the daemon of a member says nothing, and a
-    switch needs all members. Empty if there is none, or none for as long as ``SILENT_S``.
+    """Why no rank moves while training may well go on: the daemon of a member is silent, and a
+    switch needs all members. Empty if none has been silent for ``SILENT_S``, or while a plan is
+    live.
 
     ``age``: seconds for which a member without a report has been silent, unless ``facts`` know.
     """
+    if is_live(record.plan) or record.state is not JobState.RUNNING:
+        return ""
     for member in record.membership.members:
         worker = member.worker
         if worker in facts.status or facts.has_ended(worker):

@@ -80,9 +80,8 @@ def steer(
         or planned(record, view, facts, verdicts, now, age)
         or record
     )
-    if changed.plan is not None and _is_held(record, changed, view):
-        lost = changed.plan.kind is PlanKind.FAILOVER
-        changed = structs.replace(record, detail=STOPPED if lost else PAUSED)
+    if held := _held(record, changed, view):
+        changed = structs.replace(record, detail=held)
     elif changed.detail in (PAUSED, STOPPED) and is_live(changed.plan):
         changed = structs.replace(changed, detail="")
     # With a rank lost a standby may have its only state: none gets other work until the failover.
@@ -96,12 +95,15 @@ def steer(
     return structs.replace(changed, revision=record.revision + 1)
 
 
-def _is_held(before: JobRecord, after: JobRecord, view: ClusterView) -> bool:
-    """Whether ``after``, the next revision of ``before``, opens a plan although the cluster is
-    paused. A plan under way goes on."""
-    if not view.paused or is_live(before.plan) or after.plan is None:
-        return False
-    return before.plan is None or after.plan.id != before.plan.id
+def _held(before: JobRecord, after: JobRecord, view: ClusterView) -> str:
+    """What ``before`` waits for, if ``after``, its next revision, opens a plan although the cluster
+    is paused; else empty. A plan under way goes on."""
+    plan = after.plan
+    if plan is None or not view.paused or is_live(before.plan):
+        return ""
+    if before.plan is not None and plan.id == before.plan.id:
+        return ""
+    return STOPPED if plan.kind is PlanKind.FAILOVER else PAUSED
 
 
 def _pooled(
