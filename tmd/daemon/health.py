@@ -9,20 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from tmd.core.alerts.findings import FindingMemory
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.alerts.triage import restored
-from tmd.core.values.decode_errors import UNREADABLE
 from tmd.core.values.errors import StoreUnavailable
-from tmd.core.values.reasons import in_words
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.state_file import StateFile
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
-
-log = structlog.get_logger("tmd.health")
 
 LOOK_S = 5.0
 
@@ -39,7 +34,7 @@ class HostHealth:
         self._store = store
         self._store_health = store_health
         self._file = StateFile(state_dir / "findings.json", "the memory of findings")
-        self._kept = _read(self._file.path)
+        self._kept = self._file.read(FindingMemory, FindingMemory())
         watcher.board = restored(self._kept, host)
 
     async def run(self) -> None:
@@ -69,13 +64,3 @@ class HostHealth:
             self._file.write(msgspec.json.encode(memory))
         else:
             self._file.write_again()
-
-
-def _read(file: Path) -> FindingMemory:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=FindingMemory)
-    except FileNotFoundError:
-        return FindingMemory()
-    except (OSError, *UNREADABLE) as error:
-        log.warning("cannot read the memory of findings", file=str(file), error=in_words(error))
-        return FindingMemory()

@@ -10,17 +10,12 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-import structlog
 
-from tmd.core.values.decode_errors import UNREADABLE
 from tmd.core.values.model import Exit
-from tmd.core.values.reasons import in_words
 from tmd.daemon.roster import Roster
 from tmd.daemon.state_file import StateFile
 
 LOOK_S = 0.5
-
-log = structlog.get_logger("tmd.agents")
 
 
 class KeptExits:
@@ -29,7 +24,7 @@ class KeptExits:
     def __init__(self, roster: Roster, state_dir: Path) -> None:
         self._roster = roster
         self._file = StateFile(state_dir / "exits.json", "the exits of workers")
-        self._kept = _read(self._file.path)
+        self._kept = self._file.read(tuple[Exit, ...], ())
         roster.restore(self._kept)
 
     async def run(self) -> None:
@@ -49,13 +44,3 @@ class KeptExits:
             self._file.write(msgspec.json.encode(known))
         else:
             self._file.write_again()
-
-
-def _read(file: Path) -> tuple[Exit, ...]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=tuple[Exit, ...])
-    except FileNotFoundError:
-        return ()
-    except (OSError, *UNREADABLE) as error:
-        log.warning("cannot read the exits of workers", file=str(file), error=in_words(error))
-        return ()

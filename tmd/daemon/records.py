@@ -9,13 +9,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from tmd.core.planning.directives import directive_of
 from tmd.core.planning.election import Receipt, received
-from tmd.core.values.decode_errors import UNREADABLE
 from tmd.core.values.model import JobRecord, PlanKind
-from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import ENDED
 from tmd.daemon.state_file import StateFile
 from tmd.wire import DirectiveOrder
@@ -23,15 +20,13 @@ from tmd.wire import DirectiveOrder
 MANY = 1000
 """Up to this many lease epochs are kept, also those of jobs that ended long ago."""
 
-log = structlog.get_logger("tmd.records")
-
 
 class Records:
     """Newest record per job. The highest lease epoch obeyed per job is kept across restarts."""
 
     def __init__(self, state_dir: Path) -> None:
         self._file = StateFile(state_dir / "obeyed.json", "the lease epochs")
-        self._obeyed = _read(self._file.path)
+        self._obeyed = self._file.read(dict[str, int], {})
         self.jobs: dict[str, JobRecord] = {}
 
     @property
@@ -104,13 +99,3 @@ def condemned(record: JobRecord, worker: str) -> str | None:
         if plan is not None and plan.kind is PlanKind.FAILOVER and worker in plan.dead:
             return f"named dead by plan {plan.id}: {plan.reason}"
     return None
-
-
-def _read(file: Path) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
-        return {}
-    except (OSError, *UNREADABLE) as error:
-        log.warning("cannot read the saved lease epochs", file=str(file), error=in_words(error))
-        return {}

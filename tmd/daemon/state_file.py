@@ -8,13 +8,18 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import structlog
 
+from tmd.core.values.decode_errors import UNREADABLE
 from tmd.core.values.reasons import in_words
 
 PATIENCE_S = 1.0
 """Longest wait for the disk. After that the daemon goes on without it."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger("tmd.state")
 
@@ -30,6 +35,18 @@ class StateFile:
         self._thread: threading.Thread | None = None
         self._refused: bytes | None = None
         """The newest data, if they could not be written."""
+
+    def read(self, type_: type[T], empty: T) -> T:
+        """What is on the disk, in JSON; ``empty`` if there is nothing, or nothing that can be
+        read."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=type_)
+        except FileNotFoundError:
+            return empty
+        except (OSError, *UNREADABLE) as error:
+            reason = in_words(error)
+            log.warning(f"cannot read {self._what}", file=str(self.path), error=reason)
+            return empty
 
     def write(self, data: bytes) -> None:
         """Replace the file atomically. An error, such as a full disk, is only logged: see
