@@ -251,3 +251,15 @@ def test_sums_of_a_joiner_in_step_are_compared_in_some_steps() -> None:
     assert not gathers
     assert not after_vote
     assert not later
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_joiner_proves_what_it_computes_in_steps_that_train(trains: bool) -> None:
+    """In an evaluation a script may gather what its process alone knows, such as what it logged."""
+    with scene(feed(closed=False)) as s:
+        s.follow(0, 0)
+        s.mirrors.in_step = trains
+
+        given = s.mirrors.given("allgather", "group", [zeros(1, dtype=int64)])
+
+    assert bool(given) is trains

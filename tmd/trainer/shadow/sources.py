@@ -162,9 +162,11 @@ class ShadowSources:
 
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
         """A collective begins. Returns the digest of its inputs if a joiner has to prove itself."""
-        # Of a joiner that is in step only what a step sums may be expected to be the same: a script
-        # logs times and saves names of files, too.
-        sums = op in SUMS and self.in_step and all(map(Tensor.is_floating_point, inputs))
+        # Between steps that train a script may gather what its process alone knows: times, names of
+        # files, how much it has logged. Of a joiner that is in step only sums are compared.
+        if not self.in_step:
+            return ""
+        sums = op in SUMS and all(map(Tensor.is_floating_point, inputs))
         if not any(m.needs_proof or (sums and m.live and m.proves_sums) for m in self._mirrors):
             return ""
         with self._within.running():
