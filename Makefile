@@ -32,9 +32,10 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
-# The frameworks of tmd.integrations, and a loader of torchdata. Without them their tests skip.
+# The frameworks of tmd.integrations, and what scripts use beside them: a loader of torchdata, and
+# low-rank adapters. Without them their tests skip.
 frameworks: install
-	$(INSTALL) --editable ".[accelerate,lightning,transformers]" torchdata
+	$(INSTALL) --editable ".[accelerate,lightning,transformers,trl]" torchdata peft
 
 torchtitan: $(TITAN)/.installed
 
@@ -53,7 +54,7 @@ demo: install
 	$(BIN)/tmd demo $(ARGS)
 
 # A script of the folder 'examples' through the demo's story: drained, killed, compared.
-EXTRA = $(filter accelerate lightning transformers,$(NAME))
+EXTRA = $(filter accelerate lightning transformers trl,$(NAME))
 example: $(if $(filter torchtitan,$(NAME)),torchtitan,install)
 	$(if $(EXTRA),$(INSTALL) --editable ".[$(EXTRA)]")
 	$(if $(filter torchtitan,$(NAME)),$(TITAN)/bin,$(BIN))/tmd demo --script examples/$(or $(NAME),nanogpt)/train.py $(ARGS)

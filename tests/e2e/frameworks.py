@@ -19,6 +19,7 @@ from tests.e2e.harness import ROOT, Golden, Run, running
 from tmd.embedded import EmbeddedRedis
 from tmd.trainer.state.digests import digest_of
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # TRL would report its use to a server
 TITAN = ROOT / ".venv-torchtitan" / "bin" / "python"
 """torchtitan needs older packages than the other frameworks, and so an environment of its own."""
 

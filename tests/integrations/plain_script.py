@@ -15,7 +15,14 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 from torch.utils.data import IterableDataset
-from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+)
 
 import tmd.integrations.transformers as ours
 from tests.e2e.scripts.transformers_script import Tokens
@@ -62,6 +69,17 @@ CASES["stream"] = {
     "eval_steps": 4,
     "save_strategy": "no",
 }
+CASES["generates"] = {
+    "max_steps": 12,
+    "logging_steps": 4,
+    "eval_strategy": "steps",
+    "eval_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 6,
+    "predict_with_generate": True,
+    "generation_max_length": 14,
+    "generation_num_beams": 2,
+}
 CASES["limit"] = {
     "lr_scheduler_type": "constant",
     "logging_steps": 1000,
@@ -72,6 +90,27 @@ CLOCK = ("runtime", "per_second")
 
 def share(results: Any) -> dict[str, float]:
     return {"share": float(np.mean(np.argmax(results.predictions, -1) == results.label_ids))}
+
+
+def spread(results: Any) -> dict[str, float]:
+    """A number that depends on each token that was generated."""
+    return {"share": float(np.mean(results.predictions * np.arange(results.predictions.shape[1])))}
+
+
+def translator() -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=32,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    return T5ForConditionalGeneration(config)
 
 
 class Ragged(Tokens):
@@ -125,8 +164,10 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="a folder for each rank")
     parser.add_argument("--more", type=json.loads, default={}, help="more arguments")
     options = parser.parse_args()
-    kind = transformers if options.whose == "theirs" else ours
-    args = kind.TrainingArguments(
+    kind: Any = transformers if options.whose == "theirs" else ours
+    generates = options.case == "generates"
+    arguments = kind.Seq2SeqTrainingArguments if generates else kind.TrainingArguments
+    args = arguments(
         output_dir=str(options.folder / ("out" + os.environ["RANK"] * options.apart)),
         use_cpu=True,
         per_device_train_batch_size=4,
@@ -138,13 +179,14 @@ def main() -> None:
     # No dropout: tmd draws its random numbers anew for each step.
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, **none)
+    model = translator() if generates else GPT2LMHeadModel(config)
     stops: list[Any] = [EarlyStoppingCallback(1, 0.5)] if options.case == "epochs" else []
-    trainer = kind.Trainer(
-        model=GPT2LMHeadModel(config),
+    trainer = (kind.Seq2SeqTrainer if generates else kind.Trainer)(
+        model=model,
         args=args,
         train_dataset=Stream() if options.case == "stream" else Ragged(82, 1),
         eval_dataset=Ragged(21, 2),
-        compute_metrics=share,
+        compute_metrics=spread if generates else share,
         callbacks=[*stops, Stop(options.stop), Ask(options.case)],
     )
     if options.first:

@@ -22,7 +22,8 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 print("trained")
 """
 OTHER_TRAINER = """
-from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments
+from transformers.trainer_seq2seq import Seq2SeqTrainer
 args = Seq2SeqTrainingArguments("out", use_cpu=True, report_to="none")
 model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1))
 Seq2SeqTrainer(model, args, train_dataset=[]).train()
@@ -68,6 +69,14 @@ import importlib.util
 assert importlib.util.find_spec("transformers")
 import transformers
 print(transformers.Trainer.__module__)
+raise SystemExit
+"""
+TUNED = """
+from peft import LoraConfig
+from transformers import Seq2SeqTrainer
+from trl import SFTConfig, SFTTrainer
+for each in (Seq2SeqTrainer, SFTConfig, SFTTrainer):
+    print(each.__module__)
 raise SystemExit
 """
 STAGES = """
@@ -152,8 +161,8 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         thorough("transformers", OWN_LOOP, "this script calls an optimizer without one"),
         thorough("transformers", OTHER_LOOP, "Mine has a _run_epoch of its own"),
         ("", LOOP, "this script calls an optimizer without one"),
-        ("", NOTHING, "did not train with the Trainer of transformers, Lightning or torchtitan"),
-        ("", EXITS, "did not train with the Trainer of transformers, Lightning or torchtitan"),
+        ("", NOTHING, "did not train with the Trainer of transformers, TRL, Lightning or"),
+        ("", EXITS, "did not train with the Trainer of transformers, TRL, Lightning or"),
     ],
     ids=[
         "group",
@@ -221,6 +230,14 @@ def test_a_trainer_of_lightning_gets_the_strategy(tmp_path: Path) -> None:
     ended = run(tmp_path, FIT)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split()[-1] == "TmdStrategy"
+
+
+@pytest.mark.thorough
+def test_trainers_that_build_on_the_one_of_transformers_are_replaced(tmp_path: Path) -> None:
+    need("trl")
+    ended = run(tmp_path, TUNED)
+    modules = ["tmd.integrations.transformers.seq2seq", *["tmd.integrations.trl"] * 2]
+    assert ended.stdout.split() == modules, ended.stderr
 
 
 @pytest.mark.thorough

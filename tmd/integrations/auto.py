@@ -14,6 +14,7 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tmd.extras import is_installed
 
-TRAINERS = "the Trainer of transformers, Lightning or torchtitan"
+TRAINERS = "the Trainer of transformers, TRL, Lightning or torchtitan"
 PAGE = "see docs/start/porting.md for the lines that it needs"
 
 log = logging.getLogger("tmd.trainer")
@@ -41,6 +42,8 @@ class Attachment:
     """Whether an adapter has made the process group."""
     trains = 0
     """Number of calls of a trainer's method that are under way; one may make another."""
+    attached = False
+    """Whether the trainers of transformers are those of tmd."""
     trained = False
     """Whether one of these has run an optimizer, or has ended."""
 
@@ -79,8 +82,9 @@ def _before(owner: type, name: str, check: Callable[..., object]) -> None:
 def _refuse_foreign(kind: type, ours: type, package: str, loop: Iterable[str] = ()) -> None:
     """Refuse a trainer without our class, or one of a package that builds on it, with a state of
     its own, or one that replaces the methods ``loop``. The framework's own ``package`` may be a
-    checkout, whose files look like those of a user."""
+    checkout, whose files look like those of a user. An adapter may build on ``ours``, too."""
     above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
+    above = tuple(takewhile(lambda each: not _is_adapter(each), above))
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
     packaged = any(map(is_installed, files)) or any(
         each.__module__.partition(".")[0] == package for each in above
@@ -94,7 +98,15 @@ def _refuse_foreign(kind: type, ours: type, package: str, loop: Iterable[str] = 
         )
 
 
+def _is_adapter(kind: type) -> bool:
+    return kind.__module__.startswith("tmd.integrations.")
+
+
 def _transformers(_: ModuleType) -> None:
+    peft = sys.modules.get("peft")
+    if attachment.attached or not (peft is None or hasattr(peft, "PeftModel")):
+        return  # peft imports transformers, whose trainer imports peft
+    attachment.attached = True
     from tmd.integrations import transformers as ours
 
     module: Any = sys.modules["transformers"]  # its import may put another one in its place
@@ -105,7 +117,16 @@ def _transformers(_: ModuleType) -> None:
 
     _before(module.Trainer, "__init__", only_ours)
     attachment.watch(module.Trainer, "train")
-    module.Trainer, module.TrainingArguments = ours.Trainer, ours.TrainingArguments
+    for name in ("Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"):
+        setattr(module, name, getattr(ours, name))
+
+
+def _trl(_: ModuleType) -> None:
+    from tmd.integrations import trl as ours
+
+    module: Any = sys.modules["trl"]
+    for name in ours.__all__:
+        setattr(module, name, getattr(ours, name))
 
 
 def _torchtitan(_: ModuleType) -> None:
@@ -166,6 +187,8 @@ def _other_lightning(module: ModuleType) -> None:
 ADAPTERS: dict[str, Callable[[ModuleType], None]] = {
     "accelerate": _accelerate,
     "transformers": _transformers,
+    "peft": _transformers,
+    "trl": _trl,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _other_lightning,
     "torchtitan": _torchtitan,

@@ -1,13 +1,15 @@
-"""``Trainer`` and ``TrainingArguments`` of Hugging Face transformers, on a session.
+"""Trainers of Hugging Face transformers and their arguments, on a session.
 
 >>> from tmd.integrations.transformers import Trainer, TrainingArguments
 
 docs/start/transformers.md says what they support. ``trainer`` has the loop, ``checkpoints`` the
-folders checkpoint-N, ``progress`` the state that moves with a rank.
+folders checkpoint-N, ``progress`` the state that moves with a rank, ``attributes`` what a class
+that builds on the trainer adds to it.
 """
 
 try:
     from tmd.integrations.transformers.arguments import TrainingArguments, session
+    from tmd.integrations.transformers.seq2seq import Seq2SeqTrainer, Seq2SeqTrainingArguments
     from tmd.integrations.transformers.trainer import Trainer
 except ModuleNotFoundError as error:
     if error.name not in ("accelerate", "transformers"):
@@ -17,4 +19,10 @@ except ModuleNotFoundError as error:
         "run pip install 'tmd-trainmover[transformers]'"
     ) from error
 
-__all__ = ["Trainer", "TrainingArguments", "session"]
+__all__ = [
+    "Seq2SeqTrainer",
+    "Seq2SeqTrainingArguments",
+    "Trainer",
+    "TrainingArguments",
+    "session",
+]

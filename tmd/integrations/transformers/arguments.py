@@ -76,7 +76,10 @@ def refuse(args: Any, model: Any) -> None:
         ValueError: they ask for what the trainer does not support.
     """
     if not isinstance(args, TrainingArguments):
-        raise TypeError("import TrainingArguments from tmd.integrations.transformers, too")
+        name = type(args).__name__
+        raise TypeError(
+            f"import {name} from tmd.integrations.transformers or tmd.integrations.trl, too"
+        )
     accelerates = args.accelerator_config
     settings = {
         "fsdp": args.fsdp,

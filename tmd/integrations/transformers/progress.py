@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState
 
 from tmd.integrations.epoch import refuse_rest
+from tmd.integrations.transformers.attributes import like
 
 STATE = (
     "epoch",
@@ -98,6 +99,7 @@ class TrainerProgress:
             "values": dict(self.values),
             "stopped": list(self.stopped),
             "own": {name: getattr(trainer, name) for name in OWN},
+            "moved": {name: getattr(trainer, name) for name in trainer.moved_attributes},
             "state": {name: getattr(trainer.state, name) for name in STATE},
             "begun_own": {name: getattr(trainer, name) for name in BEGUN_OWN},
             "begun_state": {name: getattr(trainer.state, name) for name in BEGUN_STATE},
@@ -137,6 +139,8 @@ class TrainerProgress:
         for owner, values in changes:
             for name, value in values.items():
                 setattr(owner, name, value)
+        for name, value in state.get("moved", {}).items():  # 0.1.0 had none
+            setattr(trainer, name, like(getattr(trainer, name), value))
         if goes_on:
             trainer.control.should_training_stop, self.stopped = False, []
 

@@ -23,6 +23,7 @@ from tmd.core.values.checkpoints import complete
 from tmd.integrations.accelerate import begin_step, refuse_switching
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
+from tmd.integrations.transformers.attributes import UnnamedAttributes, refuse_missing
 from tmd.integrations.transformers.callbacks import HeldCall, HeldCallbacks
 from tmd.integrations.transformers.checkpoints import SavingTrainer, refuse_apart
 from tmd.integrations.transformers.data import refuse_data, set_epoch
@@ -54,7 +55,12 @@ if unknown := [name for name in OVERRIDDEN if not hasattr(transformers.Trainer, 
 class Trainer(SavingTrainer):
     """As in transformers, but a standby can take over a rank while it trains."""
 
+    moved_attributes: tuple[str, ...] = ()
+    """Attributes of a class that builds on this one and changes them while it trains. They are
+    equal on all ranks, plain values or lists and dictionaries of these, and move with a rank."""
+
     def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
+        above = set(vars(self))  # a class above may make some before this
         args = args or TrainingArguments("tmp_trainer")
         refuse(args, model)
         if type(self)._run_epoch is not Trainer._run_epoch:
@@ -69,6 +75,7 @@ class Trainer(SavingTrainer):
         self._history, self._gathers = (-1, 0), False
         super().__init__(model, args, *more, **named)
         self.callback_handler.__class__ = HeldCallbacks
+        self._names = {"_names", *vars(self)} - above
 
     # --- numbers that differ by rank --------------------------------------------------------------
 
@@ -124,6 +131,9 @@ class Trainer(SavingTrainer):
         A standby reads no checkpoint: its state is that of the rank which it takes, and the newest
         checkpoint may be of a later step than the one with which the job began.
         """
+        refuse_missing(self)
+        names = vars(self).keys() - self._names
+        self._unnamed = UnnamedAttributes(self, names.difference(self.moved_attributes))
         newest = resume_from_checkpoint is True
         self._late = newest or session().shadowing
         if session().shadowing:
@@ -253,6 +263,7 @@ class Trainer(SavingTrainer):
         if result is not StepResult.COMMITTED:
             del history[before:]
             return result
+        self._unnamed.warn()
         self._take_rank()  # a standby may have taken it in this step
         for event, state, more in held:
             state.is_world_process_zero = self.state.is_world_process_zero
@@ -350,6 +361,7 @@ class Trainer(SavingTrainer):
         )
 
     def _publish(self, events: Iterable[HeldCall]) -> None:
+        self._unnamed.warn()
         for event, _, more in events:
             if event == "on_save":
                 self._complete_checkpoint()
