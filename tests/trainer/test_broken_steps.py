@@ -139,6 +139,41 @@ class Averaged(Trained):
         return [*self.average.parameters(), torch.tensor(self.scaler.get_scale())]
 
 
+class ScalesInside:
+    """A scaler in a class of the script, as timm has one."""
+
+    def __init__(self) -> None:
+        self._scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def __call__(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self._scaler.scale(loss).backward()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scaler.load_state_dict(state)
+
+
+class Wrapped(Trained):
+    """A scaler that is only in a registered object overflows in one step."""
+
+    def others(self) -> dict[str, Any]:
+        self.scales = ScalesInside()
+        return {"scaler": self.scales}
+
+    def step(self, number: int, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad()
+        out = self.model["b"](self.model["a"](batch["x"]))
+        self.scales(out.pow(2).sum() * (float("inf") if number == 3 else 1.0), self.optimizer)
+
+    @property
+    def result(self) -> list[Tensor]:
+        return [torch.tensor(self.scales._scaler.get_scale())]
+
+
 class Cached(Trained):
     """A step puts a larger buffer in the place of one, removes one, and uses an expanded one."""
 
@@ -201,7 +236,7 @@ class Dropped(Skipped):
 
 @pytest.mark.parametrize("lost", [0, 3, *map(thorough, (1, 2, 4, 5))])
 @pytest.mark.parametrize(
-    "kind", [Zeroed, Changed, Streamed, Listed, Averaged, Cached, Skipped, Dropped]
+    "kind", [Zeroed, Changed, Streamed, Listed, Averaged, Wrapped, Cached, Skipped, Dropped]
 )
 def test_a_repeated_step_leads_to_the_same_weights(kind: type[Trained], lost: int) -> None:
     """As if no step had been broken, bit for bit."""

@@ -40,7 +40,7 @@ from tmd.fabric.work import Work
 UNWIND_S = 1.0
 """Longest time until a thread that has completed its last operation has ended it."""
 INDEX_BYTES = 1 << 20
-"""Size of the largest broadcast of whole numbers that leaves them as they were if it breaks."""
+"""Size of the whole numbers of one operation that a script may take sizes from."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ class Runner:
             self.log.note_unrepeatable()
         if not step.enter():
             self.log.note_unrepeatable()
+            self._fill(request)
             work.finish()
             return
         try:
@@ -161,10 +162,20 @@ class Runner:
                 self.log.note_unrepeatable()
             if broken and request.emptied:
                 empty(request.outputs)  # part of an object may have arrived
+            elif broken:
+                self._fill(request)
             if not later:
                 work.finish(error)
         finally:
             step.leave()
+
+    def _fill(self, request: OutputRequest) -> None:
+        """Give whole numbers that did not arrive values of this rank's own: a script takes sizes
+        from them, and the rest of a void step would allocate whatever its new memory says."""
+        outputs = request.outputs
+        whole = not any(each.is_floating_point() or each.is_complex() for each in outputs)
+        if whole and sum(each.nbytes for each in outputs) <= INDEX_BYTES:
+            self._simulate(Neutral(), request, None)
 
     def _ended(self, error: LinkError) -> LinkError | None:
         """What ``wait`` raises for an operation that broke with ``error`` in a void step."""
