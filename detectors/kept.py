@@ -11,27 +11,17 @@ import msgspec
 from msgspec import Struct, structs
 from tmd_detectors.trouble import Trouble
 
-from tmd.plugin import Signal, os_reason
-
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+from tmd.plugin import Signal, boot_id, os_reason
 
 
 class KeptUntilBoot(Struct, frozen=True):
     """A value that is valid until the host boots again."""
 
     boot: str = ""
-    """The boot in which it was saved: :func:`boot_id`."""
+    """The boot in which it was saved: :func:`tmd.plugin.boot_id`."""
 
 
 Memory = TypeVar("Memory", bound=KeptUntilBoot)
-
-
-def boot_id() -> str:
-    """Changes with every boot; empty if the host does not provide it."""
-    try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 def recall(file: Path, kind: type[Memory], boot: str) -> Memory:

@@ -12,7 +12,6 @@ import sys
 import msgspec
 import pynvml
 import pytest
-from tmd_detectors.kept import boot_id
 from tmd_detectors.xid.memory import XidMemory
 
 from tests.distribution import distribution
@@ -23,6 +22,7 @@ from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
 from tmd.config import store_key
 from tmd.core.values.model import HostStatus, Severity, Signal
 from tmd.daemon.store import RedisStore
+from tmd.plugin import boot_id
 
 ONLY_EXEC = "[plugins]\nallow = ['exec']\n"
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
+from tmd.boot import boot_id
 from tmd.child import Child
 from tmd.core.values.errors import PluginError
 from tmd.core.values.model import (
@@ -83,6 +84,7 @@ __all__ = [
     "WorkerEvent",
     "WorkerStatus",
     "bare_python",
+    "boot_id",
     "in_words",
     "os_reason",
 ]

@@ -18,6 +18,7 @@ from tmd.plugin import (
     Severity,
     Signal,
     State,
+    boot_id,
     os_reason,
 )
 
@@ -205,7 +206,7 @@ class Follower:
     ) -> None:
         self._config = config
         self._file = file
-        self._boot = kept.boot_id()
+        self._boot = boot_id()
         before = kept.recall(file, XidMemory, self._boot)
         self.findings = XidFindings(known.xids, before, now)
         self.switches = Switches(known.sxids, before.switches, now)

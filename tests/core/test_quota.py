@@ -11,6 +11,7 @@ from tmd.core.alerts.findings import FindingRules, Origin
 from tmd.core.alerts.quota import BURST, EVIDENCE, LONGEST, MOST, PER_SECOND, TOO_MANY, Allowance
 from tmd.core.alerts.triage import REMEMBERED, FindingsBoard, declared_healthy, fold
 from tmd.core.values.model import Severity, Signal, State, Strategy
+from tmd.core.values.requests import HealthyRequest
 
 ORIGIN = Origin("h1", "d", Strategy.ACT)
 OTHER = Origin("h1", "other", Strategy.ACT)
@@ -123,7 +124,7 @@ def test_remembered_raises_are_bounded() -> None:
 def test_a_declaration_of_health_ends_the_overflow_as_well() -> None:
     """No finding is left, so none is dropped any more."""
     board = states(FindingsBoard(), *of(Severity.WARNING, 2 * MOST))
-    board, news = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=0.0)
+    board, news = declared_healthy(board, HealthyRequest("h1", "r", "a.b", "ann"), now=0.0)
 
     assert board.alerts == ()
     assert [alert.code for alert in news].count(TOO_MANY) == 1

@@ -16,9 +16,10 @@ from tmd.core.alerts.findings import (
     Origin,
     declared_code,
 )
-from tmd.core.alerts.triage import RESTATED_S, FindingsBoard, declared_healthy, restored, ripened
+from tmd.core.alerts.triage import FindingsBoard, declared_healthy, restored, ripened
 from tmd.core.alerts.triage import fold as fold_all
 from tmd.core.values.model import Severity, Signal, State, Strategy
+from tmd.core.values.requests import HealthyRequest
 
 ORIGIN = Origin(host="h1", detector="d", strategy=Strategy.ACT)
 SIGNAL = Signal(code="a.b", entity="gpu:0", severity=Severity.DEGRADED, message="m", job="j")
@@ -213,7 +214,7 @@ def test_a_host_that_fails_again_and_again_is_banned_until_a_person_clears_it():
     assert [a.code for a in raised] == ["a.b", "a.b", "a.b", BANNED, "a.b"]
     assert "tmd set-healthy h1" in ban.message
     assert board.alerts == after.alerts == (ban,)
-    lifted, _ = declared_healthy(after, "h1", "", by="ann", request="r", now=0.0)
+    lifted, _ = declared_healthy(after, HealthyRequest("h1", "r", "", "ann"), now=0.0)
     assert (lifted.alerts, restored(lifted.memory, "h1").alerts) == ((), ())
 
 
@@ -251,7 +252,7 @@ def test_different_findings_do_not_add_up():
 def test_a_declaration_of_health_ends_findings_and_is_recorded():
     board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
     board, _ = fold(board, structs.replace(SIGNAL, code="c"), ORIGIN, alert_id="2", now=1.0)
-    board, news = declared_healthy(board, "h1", "c", by="ann", request="r", now=9.0)
+    board, news = declared_healthy(board, HealthyRequest("h1", "r", "c", "ann"), now=9.0)
 
     assert [a.code for a in board.alerts] == ["a.b"]
     assert [(a.id, a.code, a.state) for a in news] == [
@@ -263,7 +264,7 @@ def test_a_declaration_of_health_ends_findings_and_is_recorded():
 
 
 def test_a_declaration_of_health_is_recorded_even_without_findings():
-    board, news = declared_healthy(FindingsBoard(), "h1", "", by="", request="r", now=9.0)
+    board, news = declared_healthy(FindingsBoard(), HealthyRequest("h1", "r", "", ""), now=9.0)
 
     assert [(a.code, declared_code(a)) for a in news] == [(DECLARED, "")]
     assert board == FindingsBoard()
@@ -276,7 +277,7 @@ def test_a_declaration_of_health_leaves_the_findings_of_the_leader(code):
     board, _ = fold(FindingsBoard(), SIGNAL, own, alert_id="1", now=1.0)
     later = structs.replace(SIGNAL, entity="job:j")
     board, _ = fold(board, later, structs.replace(own, rules=held), alert_id="2", now=1.0)
-    after, news = declared_healthy(board, "h1", code, by="ann", request="r", now=9.0)
+    after, news = declared_healthy(board, HealthyRequest("h1", "r", code, "ann"), now=9.0)
 
     assert (after.alerts, after.suspects) == (board.alerts, board.suspects)
     assert len(board.suspects) == 1
@@ -288,7 +289,7 @@ def test_the_end_of_a_ban_forgets_the_history_of_its_cause():
     other = structs.replace(OF_HOST, code="other")
     board, _ = come_and_go(OF_HOST, (0, 1, 2))
     board, _ = fold_all(board, other, AGAIN, alert_id="o", now=3.0, clock=0.0)
-    lifted, _ = declared_healthy(board, "h1", BANNED, by="the leader", request="r", now=9.0)
+    lifted, _ = declared_healthy(board, HealthyRequest("h1", "r", BANNED, "the leader"), now=9.0)
     again, _ = fold_all(lifted, OF_HOST, AGAIN, alert_id="x", now=10.0, clock=0.0)
 
     assert [r.key.code for r in lifted.memory.raises] == ["other"]
@@ -297,7 +298,7 @@ def test_the_end_of_a_ban_forgets_the_history_of_its_cause():
 
 def test_a_declaration_about_one_code_keeps_the_ban():
     board, _ = come_and_go(OF_HOST, (0, 1, 2))
-    board, _ = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=9.0)
+    board, _ = declared_healthy(board, HealthyRequest("h1", "r", "a.b", "ann"), now=9.0)
 
     assert [a.code for a in board.alerts] == [BANNED]
     assert board.memory.raises == ()
@@ -305,72 +306,51 @@ def test_a_declaration_about_one_code_keeps_the_ban():
 
 def test_a_finding_seen_after_a_declaration_of_health_is_raised_again():
     board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
-    board, _ = declared_healthy(board, "h1", "", by="ann", request="r", now=9.0)
+    board, _ = declared_healthy(board, HealthyRequest("h1", "r", "", "ann"), now=9.0)
     board, news = fold(board, SIGNAL, ORIGIN, alert_id="2", now=10.0)
 
     assert news is not None
     assert news.id == "2"
 
 
-def started(before, lasting_s=0.0):
-    """The board of a daemon that was started again, and has run for some time."""
-    board = restored(before.lasting, "h1")
-    for clock in (0.0, lasting_s):
-        board, _ = ripened(board, now=clock, clock=clock)
-    return board
+@pytest.mark.parametrize(
+    ("at", "code", "ended", "kept"),
+    [
+        (1000.0, "", ["a.b", "new"], ""),
+        (400.0, "", ["a.b"], "; raised since, and kept: new"),
+        (400.0, "new", [], "; raised since, and kept: new"),
+        (0.0, "", ["a.b", "new"], ""),
+    ],
+    ids=["at once", "late", "late, one code", "of an earlier release"],
+)
+def test_a_declaration_that_is_served_late_keeps_what_is_newer(at, code, ended, kept):
+    """The operator has not seen it: the daemon was down, or cut off from Redis."""
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=100.0)
+    new = structs.replace(SIGNAL, code="new")
+    board, _ = fold(board, new, ORIGIN, alert_id="2", now=900.0)
+    board, news = declared_healthy(board, HealthyRequest("h1", "r", code, "ann", at), now=1000.0)
+
+    assert [a.code for a in news[:-1]] == ended
+    assert news[-1].message.endswith(kept)
+    again, more = declared_healthy(board, HealthyRequest("h1", "r", code, "ann", at), now=2000.0)
+    assert again == board
+    assert [a.code for a in more] == [DECLARED]
 
 
-def test_a_finding_that_stood_before_a_restart_has_not_come_back():
-    """Its detector states it again at each start; that is no recurrence."""
-    board = FindingsBoard()
-    for start in range(6):
-        board, news = fold_all(
-            started(board), OF_HOST, AGAIN, alert_id=f"{start}", now=start, clock=0.0
-        )
-        assert [a.code for a in news] == ["a.b"]
-    over, _ = fold_all(
-        board,
-        structs.replace(OF_HOST, state=State.CLEARED),
-        AGAIN,
-        alert_id="o",
-        now=9.0,
-        clock=0.0,
-    )
+def test_a_declaration_that_is_served_late_keeps_what_has_become_worse_since():
+    board, _ = fold(FindingsBoard(), SIGNAL, ORIGIN, alert_id="1", now=100.0)
+    fatal = structs.replace(SIGNAL, severity=Severity.FATAL)
+    board, _ = fold(board, fatal, ORIGIN, alert_id="2", now=900.0)
+    board, _ = declared_healthy(board, HealthyRequest("h1", "r", "", "ann", 400.0), now=1000.0)
 
-    assert len(board.memory.raises) == 1
-    assert started(over).memory.standing == ()
+    assert [a.severity for a in board.alerts] == [Severity.FATAL]
 
 
-def test_a_finding_that_came_back_often_is_still_as_grave_after_a_restart():
-    warning = structs.replace(OF_HOST, severity=Severity.WARNING)
-    board, _ = come_and_go(warning, (0, 1, 2, 3))
-    board, _ = fold_all(board, warning, AGAIN, alert_id="x", now=4.0, clock=0.0)
-    before = {a.severity for a in board.alerts}
-    board, news = fold_all(started(board), warning, AGAIN, alert_id="y", now=5.0, clock=0.0)
+def test_a_declaration_that_is_served_late_keeps_what_is_not_raised_yet():
+    """Its detector states it once."""
+    held = structs.replace(ORIGIN, rules=FindingRules(hold_s=60.0))
+    board, _ = fold(FindingsBoard(), SIGNAL, held, alert_id="1", now=990.0)
+    late, _ = declared_healthy(board, HealthyRequest("h1", "r", "", "ann", 400.0), now=1000.0)
+    in_time, _ = declared_healthy(board, HealthyRequest("h1", "r", "", "ann", 995.0), now=1000.0)
 
-    assert {a.severity for a in news} == before == {Severity.DEGRADED}
-
-
-def test_a_fault_that_returns_after_each_repair_has_come_back():
-    """The daemon is stopped for the repair, and its detectors find the host sound afterwards."""
-    board, raised = FindingsBoard(), []
-    for repair in range(4):
-        at = repair * DAY_S
-        board = started(board, lasting_s=RESTATED_S)
-        board, news = fold_all(
-            board, OF_HOST, AGAIN, alert_id=f"{repair}", now=at, clock=RESTATED_S + 1
-        )
-        raised += [a.code for a in news]
-
-    assert BANNED in raised
-
-
-def test_a_ban_that_an_operator_has_lifted_does_not_return_with_a_restart():
-    board, _ = come_and_go(OF_HOST, (0, 1, 2))
-    board, _ = fold_all(board, OF_HOST, AGAIN, alert_id="x", now=3 * DAY_S, clock=0.0)
-    banned = {a.code for a in board.alerts}
-    board, _ = declared_healthy(board, "h1", BANNED, by="ann", request="r", now=0.0)
-    board, _ = fold_all(started(board), OF_HOST, AGAIN, alert_id="y", now=3 * DAY_S, clock=0.0)
-
-    assert banned == {"a.b", BANNED}
-    assert {a.code for a in board.alerts} == {"a.b"}
+    assert (len(late.suspects), len(in_time.suspects)) == (1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -40,6 +41,10 @@ class Forgetful(Detector):
         yield SIGNAL
 
 
+class Other(Forgetful):
+    name = "other"
+
+
 class Broken(Forgetful):
     name = "broken"
 
@@ -68,8 +73,8 @@ async def test_a_declaration_of_health_reaches_one_host_and_is_recorded(tmp_path
     store = data.client()
     async with daemon(data, tmp_path) as (watcher, health):
         watcher.fold(SIGNAL, "d", Strategy.ACT)
-        mine = HealthyRequest("h1", "r1", by="ann", at=1.0)
-        others = HealthyRequest("h2", "r2", by="ann", at=1.0)
+        mine = HealthyRequest("h1", "r1", by="ann", at=time.time())
+        others = HealthyRequest("h2", "r2", by="ann", at=time.time())
         for request in (mine, others):
             await store.declare_healthy(request)
         health.bell.ring()
@@ -83,6 +88,22 @@ async def test_a_declaration_of_health_reaches_one_host_and_is_recorded(tmp_path
             ("gpu.lost", State.CLEARED),
             (DECLARED, State.CLEARED),
         ]
+
+
+@pytest.mark.parametrize("late_s", [0.0, 3600.0])
+async def test_a_late_request_leaves_a_newer_finding_to_its_detector(late_s, tmp_path):
+    """The detector does not forget what the operator has not seen. Another one does."""
+    data, mine, other = MemoryStore(), Forgetful(), Other()
+    request = HealthyRequest("h1", "r1", by="ann", at=time.time() - late_s)
+    async with daemon(data, tmp_path, mine, other) as (watcher, health):
+        watcher.fold(SIGNAL, "forgetful", Strategy.ACT)
+        await data.client().declare_healthy(request)
+        health.bell.ring()
+        await asyncio.sleep(1)
+        kept = [a.code for a in watcher.board.alerts]
+
+    assert kept == (["gpu.lost"] if late_s else [])
+    assert (mine.declared, other.declared) == ([] if late_s else [""], [""])
 
 
 async def test_a_request_waits_for_its_daemon(tmp_path):

@@ -153,6 +153,7 @@ def test_shipped_plug_ins_import_only_the_public_api():
     ours = {m for m in out if m.split(".")[0] == "tmd"}
     assert ours == {
         "tmd",
+        "tmd.boot",
         "tmd.child",
         "tmd.core",
         "tmd.core.values",

@@ -11,7 +11,7 @@ import sys
 from contextlib import ExitStack, aclosing
 
 import pytest
-from tmd_detectors.kept import boot_id, recall
+from tmd_detectors.kept import recall
 from tmd_detectors.nic.child import ReaderArguments
 from tmd_detectors.nic.detector import NicConfig, NicDetector
 from tmd_detectors.nic.judge import NicRules
@@ -20,7 +20,7 @@ from tmd_detectors.nic.probe import NicProbe
 from tmd_detectors.nic.snapshot import ABSENT, Medium, Port, ScopeReading, Snapshot
 
 from tests.plugins.sysfs import Tree
-from tmd.plugin import Severity, State
+from tmd.plugin import Severity, State, boot_id
 from tmd.testing.clients import until
 
 ALONE = """

@@ -1,7 +1,7 @@
 """State that outlives the detectors: operators' requests and the memory of recurring findings.
 
 Level-triggered: a request stays in the store until it is served here, so a daemon that is down
-misses none. Serving a request twice has no further effect.
+misses none. A request that is served late, or twice, ends no finding that is newer than it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from tmd.boot import boot_id
 from tmd.core.alerts.findings import FindingMemory
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.alerts.triage import restored
@@ -35,7 +36,7 @@ class HostHealth:
         self._store_health = store_health
         self._file = StateFile(state_dir / "findings.json", "the memory of findings")
         self._kept = self._file.read(FindingMemory, FindingMemory())
-        watcher.board = restored(self._kept, host)
+        watcher.board = restored(self._kept, host, boot_id())
 
     async def run(self) -> None:
         """Run until cancelled."""

@@ -202,14 +202,15 @@ class Watcher:
         return bool(news)
 
     def declare_healthy(self, request: HealthyRequest) -> None:
-        """Take in an operator's request."""
-        board, news = triage.declared_healthy(
-            self.board, self._host, request.code, by=request.by, request=request.id, now=time.time()
-        )
+        """Take in an operator's request. A detector whose findings are newer than the request keeps
+        what it remembers of them."""
+        now = time.time()
+        board, news = triage.declared_healthy(self.board, request, now)
         self._note(board, news)
-        for name, watched in self._watched.items():
+        newer = triage.with_newer(board, request, now)
+        for name in [each for each in self._watched if each not in newer]:
             try:
-                watched.loaded.detector.declared_healthy(request.code)
+                self._watched[name].loaded.detector.declared_healthy(request.code)
             except Exception:  # contained, as whatever a detector raises
                 log.exception("detector failed at 'tmd set-healthy'", detector=name)
 
@@ -388,7 +389,7 @@ class Watcher:
                 self._roster.excuse(late)
             before = clock()
             self._roster.repeat(before)
-            if self.board.suspects or self.board.memory.standing:
+            if self.board.suspects or self.board.memory.stood:
                 self._note(*triage.ripened(self.board, now=time.time(), clock=before))
 
 

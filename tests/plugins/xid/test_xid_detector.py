@@ -11,12 +11,11 @@ import tracemalloc
 from contextlib import aclosing, contextmanager
 
 import pytest
-from tmd_detectors.kept import boot_id
 from tmd_detectors.xid.detector import Follower, XidConfig, XidDetector, load
 from tmd_detectors.xid.kernellog import BATCH, KernelLog, Sequence
 
 from tests.plugins.context import signals_of
-from tmd.plugin import Severity, State
+from tmd.plugin import Severity, State, boot_id
 
 from .corpus import open_pipe, record
 from .log import refused

@@ -79,6 +79,18 @@ class Raise(Struct, frozen=True):
     at: float
 
 
+class Stood(Struct, frozen=True):
+    """A finding that stood when the daemon stopped."""
+
+    key: FindingKey
+    id: str
+    """That of its alert; empty if an earlier release has written the memory."""
+    at: float
+    severity: Severity
+    worse_at: float | None = None
+    job: str = ""
+
+
 class FindingMemory(Struct, frozen=True):
     """Memory that must survive a restart of the daemon."""
 
@@ -86,7 +98,11 @@ class FindingMemory(Struct, frozen=True):
     """Each detector's raises, oldest first, none older than its window at the latest raise."""
     ban: Alert | None = None
     standing: tuple[FindingKey, ...] = ()
-    """Findings that stood when the daemon stopped. Its detectors state them again."""
+    """The keys of ``stood``, for an earlier release. Only set in a file."""
+    stood: tuple[Stood, ...] = ()
+    """Findings that stood when the daemon stopped, and were not stated again since its start."""
+    boot: str = ""
+    """The boot of the host in which the memory was written."""
 
     def times(self, key: FindingKey, since: float) -> int:
         """Number of raises of ``key`` after ``since``."""

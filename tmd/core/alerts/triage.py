@@ -7,10 +7,12 @@ by an operator, never by silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence, Set
 
 from msgspec import Struct, structs
 
+from tmd.core.alerts import restarts
 from tmd.core.alerts.findings import (
     BANNED,
     DECLARED,
@@ -28,11 +30,12 @@ from tmd.core.alerts.findings import (
 )
 from tmd.core.alerts.quota import TOO_MANY, fitted, is_crowded
 from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.values.requests import HealthyRequest
 
 REMEMBERED = 1000
 """Remembered raises per detector."""
-RESTATED_S = 300.0
-"""Time after the start of a daemon in which its detectors state again what still holds."""
+AT_MOST_S = 60.0
+"""Largest difference between the clocks of two hosts that is taken for normal."""
 NewAlerts = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
 
@@ -45,6 +48,8 @@ class FindingsBoard(Struct, frozen=True):
     memory: FindingMemory = FindingMemory()
     since: float | None = None
     """Monotonic time of the first check after a restart, if findings stood before it."""
+    restated_s: float = restarts.RESTATED_S
+    """Time from then on in which detectors state again what still holds."""
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -53,15 +58,15 @@ class FindingsBoard(Struct, frozen=True):
     @property
     def lasting(self) -> FindingMemory:
         """The memory as it is to be kept for the next start."""
-        stands = [k for k, a in self.raised.items() if is_of_host(a.job, a.severity)]
-        standing = dict.fromkeys((*self.memory.standing, *stands))
-        return structs.replace(self.memory, standing=tuple(standing)[-REMEMBERED:])
+        return restarts.lasting(self.memory, self.raised.values())
 
 
-def restored(memory: FindingMemory, host: str) -> FindingsBoard:
-    """The board of a starting daemon: a ban stays, and detectors report their findings again."""
+def restored(memory: FindingMemory, host: str, boot: str = "") -> FindingsBoard:
+    """The board of a daemon that starts in the boot ``boot``: a ban stays, and detectors report
+    their findings again."""
     raised = {} if memory.ban is None else {_ban_key(host): memory.ban}
-    return FindingsBoard(raised=raised, memory=memory)
+    memory, within_s = restarts.resumed(memory, boot)
+    return FindingsBoard(raised=raised, memory=memory, restated_s=within_s)
 
 
 def fold(
@@ -96,8 +101,8 @@ def fold(
 
 def ripened(board: FindingsBoard, *, now: float, clock: float) -> tuple[FindingsBoard, NewAlerts]:
     """The board with every suspect raised whose hold time is over."""
-    board = _awaited(board, clock)
-    news: list[Alert] = []
+    board, ended = _awaited(board, now, clock)
+    news = [*ended]
     for key in tuple(board.suspects):
         board, more = _counted(board, key, now, clock)
         news += more
@@ -105,49 +110,74 @@ def ripened(board: FindingsBoard, *, now: float, clock: float) -> tuple[Findings
 
 
 def declared_healthy(
-    board: FindingsBoard, host: str, code: str, *, by: str, request: str, now: float
+    board: FindingsBoard, request: HealthyRequest, now: float
 ) -> tuple[FindingsBoard, NewAlerts]:
-    """End all findings of ``code`` (empty: all) and forget their history, for an operator.
+    """End the findings of a code, or all, and forget their history, for an operator.
 
-    Those of the leader stay: they are not about the host, and end by themselves. With a ban the
-    history of its cause is forgotten, since else the next raise would ban the host again. A record
-    of it is always published: the operator, the time and the ended findings.
+    Those of the leader stay: they are not about the host, and end by themselves. So do findings
+    that are newer than the request, which a daemon may get late: the operator has not seen them.
+    With a ban the history of its cause is forgotten, since else the next raise would ban the host
+    again. A record of it is always published: the operator, the time and the ended findings.
     """
+    host, code, until = request.host, request.code, _seen_until(request, now)
 
-    def is_over(key: FindingKey) -> bool:
-        return code in ("", key.code) and key.detector != LEADER
+    def is_over(key: FindingKey, at: float) -> bool:
+        return code in ("", key.code) and key.detector != LEADER and at <= until
 
-    message = f"declared healthy by {by or 'somebody'}"
-    ended = [k for k in board.raised if is_over(k)]
-    news: list[Alert] = []
+    message = f"declared healthy by {request.by or 'somebody'}"
+    ended = [k for k, a in board.raised.items() if is_over(k, max(a.at, a.reached_at))]
+    stood = [s for s in board.memory.stood if is_over(s.key, max(s.at, s.worse_at or s.at))]
+    news = [*restarts.over(stood, message, now)]
     for key in ended:
-        board, over = _cleared(board, key, message, now)
-        board, more = _relieved(board, key, now)
-        news += over + more
+        board, cleared = _cleared(board, key, message, now)
+        board, relieved = _relieved(board, key, now)
+        news += cleared + relieved
     memory = board.memory
-    kept = None if code in ("", BANNED) else memory.ban
+    kept = None if memory.ban is None or is_over(_ban_key(host), memory.ban.at) else memory.ban
     cause = banned_for(memory.ban) if memory.ban is not None and kept is None else ""
-    raises = tuple(r for r in memory.raises if not (is_over(r.key) or r.key.code == cause))
-    suspects = {k: s for k, s in board.suspects.items() if not is_over(k)}
-    standing = tuple(k for k in board.memory.standing if not is_over(k))
-    memory = FindingMemory(raises, kept, standing)
+    raises = tuple(r for r in memory.raises if not (is_over(r.key, r.at) or r.key.code == cause))
+    # What is not raised yet, the operator has not seen either. It is dropped with the rest, unless
+    # the request is late.
+    suspects = {k: s for k, s in board.suspects.items() if not is_over(k, now)}
+    memory = structs.replace(memory, raises=raises, ban=kept)
+    memory = restarts.without(memory, *(each.key for each in stood))
     board = structs.replace(board, suspects=suspects, memory=memory)
-    what = ", ".join(sorted({key.code for key in ended})) or "nothing was raised"
-    record = Alert(
-        id=f"{host}-healthy-{request}",
-        host=host,
+    codes = {key.code for key in (*ended, *(each.key for each in stood))}
+    newer = {k.code for k in board.raised if code in ("", k.code) and k.detector != LEADER}
+    what = ", ".join(sorted(codes)) or "nothing was raised"
+    if newer and now > until:
+        what += f"; raised since, and kept: {', '.join(sorted(newer))}"
+    return board, (*news, _record(request, f"{message}: {what}", now))
+
+
+def with_newer(board: FindingsBoard, request: HealthyRequest, now: float) -> Set[str]:
+    """Detectors whose findings have outlived a request that was served late."""
+    late, code = now > _seen_until(request, now), request.code
+    return {key.detector for key in board.raised if late and code in ("", key.code)}
+
+
+def _record(request: HealthyRequest, message: str, now: float) -> Alert:
+    return Alert(
+        id=f"{request.host}-healthy-{request.id}",
+        host=request.host,
         detector=TRIAGE,
         code=DECLARED,
-        entity=code or WHOLE_HOST,
+        entity=request.code or WHOLE_HOST,
         severity=Severity.INFO,
         state=State.CLEARED,
-        message=f"{message}: {what}",
+        message=message,
         job="",
         strategy=Strategy.OBSERVE,
         count=1,
         at=now,
     )
-    return board, (*news, record)
+
+
+def _seen_until(request: HealthyRequest, now: float) -> float:
+    """The wall-clock time up to which the operator can have known of findings; infinite if the
+    request is served at once, or an earlier release has left its time out."""
+    latest = request.at + AT_MOST_S
+    return latest if request.at and now > latest else math.inf
 
 
 # --- one finding ----------------------------------------------------------------------------------
@@ -164,20 +194,21 @@ def _counted(
     memory = board.memory
     alert = _raised(suspect, now)
     times = 0
-    stood = key in memory.standing
-    if stood:
-        standing = tuple(k for k in memory.standing if k != key)
-        memory = structs.replace(memory, standing=standing)
+    stood = restarts.before(memory, key)
+    memory = restarts.without(memory, key)
     if rules.repeats and is_of_host(alert.job, alert.severity):
         since = now - rules.window_s
-        if not stood:
+        if stood is None:
             memory = structs.replace(memory, raises=_with(memory.raises, Raise(key, now), since))
         times = memory.times(key, since)
     came_back = rules.repeats and times >= rules.repeats
-    news = [_escalated(alert, times) if came_back else alert]
-    raised = {**board.raised, key: news[0]}
+    shown = _escalated(alert, times) if came_back else alert
+    if stood is not None:
+        shown = restarts.identified(shown, stood)
+    news = [shown] if restarts.is_news(shown, stood) else []
+    raised = {**board.raised, key: shown}
     grave = alert.severity is not Severity.WARNING and origin.strategy is Strategy.ACT
-    if came_back and grave and memory.ban is None and not stood:
+    if came_back and grave and memory.ban is None and stood is None:
         news.append(ban(origin, alert, times, now))
         memory = structs.replace(memory, ban=news[-1])
         raised[_ban_key(origin.host)] = news[-1]
@@ -185,16 +216,18 @@ def _counted(
     return structs.replace(board, raised=raised, suspects=suspects, memory=memory), tuple(news)
 
 
-def _awaited(board: FindingsBoard, clock: float) -> FindingsBoard:
+def _awaited(board: FindingsBoard, now: float, clock: float) -> tuple[FindingsBoard, NewAlerts]:
     """A finding that stood before a restart and is not stated again soon has ended meanwhile."""
-    if not board.memory.standing:
-        return board
+    if not board.memory.stood:
+        return board, ()
     if board.since is None:
-        return structs.replace(board, since=clock)
-    if clock - board.since < RESTATED_S:
-        return board
-    standing = tuple(key for key in board.memory.standing if key in board.suspects)
-    return structs.replace(board, memory=structs.replace(board.memory, standing=standing))
+        return structs.replace(board, since=clock), ()
+    if clock - board.since < board.restated_s:
+        return board, ()
+    ended = [each for each in board.memory.stood if each.key not in board.suspects]
+    memory = restarts.without(board.memory, *(each.key for each in ended))
+    news = restarts.over(ended, "not found again since the daemon was started", now)
+    return structs.replace(board, memory=memory), news
 
 
 def _with(raises: Sequence[Raise], new: Raise, since: float) -> tuple[Raise, ...]:
