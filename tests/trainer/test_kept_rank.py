@@ -19,6 +19,7 @@ from tmd.trainer import Session
 from tmd.trainer.session.kept_rank import kept_rank
 
 ROOT = Path(__file__).parents[2]
+BATCHES = "session.batches(range(1))"
 GIVEN_UP = "the script is not searched for a kept rank"
 """Logged if the search has failed."""
 
@@ -307,3 +308,23 @@ def test_a_search_that_fails_stops_nothing(
 
 def test_a_file_that_cannot_be_read_stops_nothing() -> None:
     assert run("exec('for number in session.batches(range(1)): pass')") == []
+
+
+@pytest.mark.parametrize(
+    ("loop", "line"),
+    [
+        (f"for n, b in enumerate({BATCHES}): break", 1),
+        (f"def train():\n  for n, b in enumerate(\n    {BATCHES}): break\ntrain()", 2),
+        ("for b in session.batches(list(enumerate(range(1)))): break", 0),
+        (f"for b in {BATCHES}:\n  for n, x in enumerate([b]): break\n  break", 0),
+    ],
+    ids=["in the script", "in a function", "inside", "another loop"],
+)
+def test_a_loop_that_numbers_its_batches_is_warned_of(
+    loop: str, line: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A repeated step would count twice, and a joiner begins at 0."""
+    run(loop)
+
+    assert (f"train.py:{line} numbers the batches" in caplog.text) is bool(line)
+    assert GIVEN_UP not in caplog.text

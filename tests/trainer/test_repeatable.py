@@ -258,6 +258,30 @@ def test_after_a_loop_that_was_broken_off_it_belongs_to_no_batch(script: Evaluat
     assert script.session.position == Position(1)
 
 
+def test_after_a_loop_that_was_left_before_a_step_it_belongs_to_no_batch(script: Evaluated) -> None:
+    """As after an evaluation that decided to end training. What was drawn is not trained on."""
+    for batch in script.session.batches([2.0, 3.0, 4.0]):
+        if script.session.position.index == 2:
+            break
+        script.step(batch)
+    script.evaluate()
+    assert script.positions == [Position(0, 2, due="_evaluate", over=True)]
+    assert script.session.position == Position(1)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_loop_that_is_left_right_after_one_is_warned_of(
+    evaluates: bool, script: Evaluated, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that joins in the evaluation would train on."""
+    for batch in script.session.batches([2.0, 3.0]):
+        script.step(batch)
+        if evaluates:
+            script.evaluate()
+        break
+    assert ("check at the top of the loop's body" in caplog.text) is evaluates
+
+
 def test_a_loop_that_is_broken_off_after_a_broken_step_is_refused(script: Evaluated) -> None:
     """The step would be missing."""
     script.hooks.lost = {0}

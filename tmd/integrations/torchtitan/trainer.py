@@ -66,9 +66,11 @@ class Trainer(original.Trainer):
         self._register()
         session, count = self.session, self.gradient_accumulation_steps
         validate = session.repeatable(self._validate, self._publish, name="validation")
-        for number, drawn in enumerate(session.batches(self._batches, accumulate=count)):
-            if number == 0:  # not before: batches() restores the step of a checkpoint
+        started = False
+        for drawn in session.batches(self._batches, accumulate=count):
+            if not started:  # not before: batches() restores the step of a checkpoint
                 logger.info("Training starts at step %d", self.step + 1)
+                started = True
             logs: Calls = []
             with session.step() as step:
                 self.step += 1

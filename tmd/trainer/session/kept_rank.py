@@ -56,8 +56,27 @@ def kept_rank(frame: FrameType, session: object) -> str:
         return ""
 
 
+def counted_loop(frame: FrameType) -> str:
+    """Where the loop that calls ``batches`` in ``frame`` numbers its batches, in words; empty if it
+    does not."""
+    try:
+        source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+        trail = next(_trails(ast.parse(source), frame.f_lineno), [])
+    except Exception as error:
+        log.debug("the script is not searched for a loop that counts: %s", error)
+        return ""
+    match trail[-1:]:
+        case [ast.For(iter=ast.Call(func=ast.Name("enumerate")), lineno=line)]:
+            return (
+                f"{frame.f_code.co_filename}:{line} numbers the batches of session.batches() by "
+                "enumerate(): the number counts a repeated step twice, and begins at 0 on a worker "
+                "that joins. Use session.position.index"
+            )
+    return ""
+
+
 class KeptRankReport:
-    """Reports once where a script decides by an old rank."""
+    """Reports once where a script decides by an old rank, or counts its batches itself."""
 
     def __init__(self, session: Session, hooks: StepHooks) -> None:
         self._session, self._hooks = session, hooks
@@ -68,6 +87,8 @@ class KeptRankReport:
         """Search the file of ``frame``, which calls ``batches``, and report what is found."""
         if self._found is None:
             self._found = kept_rank(frame, self._session)
+            if self._session.rank == 0 and (counted := counted_loop(frame)):
+                log.warning(counted)
         self.report()
 
     def report(self) -> None:

@@ -196,7 +196,9 @@ class BatchLoop:
         self.settle()
         if feed.drawn:
             feed.rewind()  # no step was made of what it got last
+            feed.broken_off = True  # unless an error ends the script
             return
+        self.repeatables.warn_of_break()
         feed.close()
         self.repeatables.ready()
 

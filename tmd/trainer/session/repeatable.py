@@ -8,6 +8,7 @@ loop where its script calls it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,6 +18,8 @@ from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.state.data import Feed
 
 T = TypeVar("T")
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Repeatable(NamedTuple, Generic[T]):
@@ -69,6 +72,16 @@ class Repeatables:
         """A batch was given out, or a loop has ended: one of the functions may run after it."""
         self._ran = self._binds = False
 
+    def warn_of_break(self) -> None:
+        """The script leaves a loop after a step, and there may have been a function in between."""
+        if self._binds and self._cycle.hooks.rank == 0:
+            log.warning(
+                "the script has left the loop over session.batches() right after a function of "
+                "session.repeatable(). A worker that joins in that function does not run the code "
+                "behind its call, and goes on with the next batch: check at the top of the loop's "
+                "body whether to leave it"
+            )
+
     def check_unchanged(self) -> None:
         """Before a batch: a joiner does not run the code between a function in the loop and that.
 
@@ -96,6 +109,8 @@ class Repeatables:
             )
         if feed is None or self._cycle.spoilt or self._cycle.hooks.idle:
             return
+        if feed.broken_off and not feed.closed:
+            feed.close()  # a worker that joins in this function goes on behind the loop, too
         if feed.left:
             if feed.due != name:
                 return

@@ -151,6 +151,8 @@ class Feed:
         """Whether this worker left the call before its end, since its rank is past it."""
         self.ended = False
         """Whether this worker was in the call at its end."""
+        self.broken_off = False
+        """Whether the script left the loop between a batch and its step."""
         self._opened_at: DataPlace | None = None
         """The place for which the loader was opened."""
         self._beside: dict[int, Feed] = {}
