@@ -235,7 +235,7 @@ class LocalState:
 
     def at_vote(self, *, updates: bool = True) -> None:
         """Note what a step has changed. ``updates``: an optimizer runs next."""
-        self.torn = self._moved.look(updates=updates)
+        self.torn = self._moved.look(updates=updates, placed=self.start.placed)
         if not updates:
             return
         found = self._found() if self._marks else {}

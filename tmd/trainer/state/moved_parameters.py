@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.buffers import version
 from tmd.trainer.state.dtensors import local_part
+from tmd.trainer.state.early_state import EarlyState
 from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
@@ -74,6 +75,7 @@ class MovedParameters:
     def renew(self) -> None:
         """Use the objects registered now."""
         self._all = list(_watched(self._registry))
+        self._early = EarlyState(self._registry)
         self._before_vote: set[int] = set()
         """Numbers of parameters that have moved between the beginning of a step and its vote."""
         self._after_vote: set[int] = set()
@@ -116,6 +118,8 @@ class MovedParameters:
         from which nothing follows. ``loose``: copy all that no optimizer owns.
         """
         marks = self._marks()
+        if trains:
+            self._early.begin()
         if self._voted is not None:
             self._after_vote |= self._loose_of(_moved(self._voted, marks))
         if self._closed is not None:
@@ -127,12 +131,20 @@ class MovedParameters:
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
 
-    def look(self, *, updates: bool = True) -> bool:
-        """A step has come to its vote. ``updates``: an optimizer runs next. Returns whether a
-        parameter has changed in the step of which no copy was kept."""
+    def look(self, *, updates: bool = True, placed: bool = False) -> bool:
+        """A step has come to its vote. ``updates``: an optimizer runs next. ``placed``: another
+        state was put in place meanwhile. Returns whether a parameter has changed in the step of
+        which no copy was kept.
+
+        Raises:
+            RuntimeError: the state of an optimizer has changed.
+        """
         marks = self._marks()
         moved = _moved(self._kept, marks)
+        if placed:
+            self._early.forget()
         if updates:
+            self._early.check()
             self._voted = marks
             self._steps += 1
         self._learn(moved)
@@ -170,6 +182,7 @@ class MovedParameters:
     def placed(self) -> None:
         """Another state was put in place since the last vote."""
         self._voted = self._closed = None
+        self._early.forget()
 
     def put_back(self) -> list[Tensor]:
         """Restore the values from the beginning of the step. Returns what was written to.
