@@ -209,6 +209,63 @@ def test_a_monitored_value_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatc
         fit(small(), limit_val_batches=0, **stop)
 
 
+def scored(*, loaders: bool, **logged: Any) -> pl.LightningModule:
+    """A module that logs ``score`` in validation with the arguments ``logged``; if ``loaders``, it
+    has several validation loaders."""
+    module = small()
+
+    def one(batch: list[Tensor], batch_idx: int) -> None:
+        module.log("score", batch[0].mean(), **logged)
+
+    def several(batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        one(batch, batch_idx)
+
+    module.validation_step = several if loaders else one
+    return module
+
+
+FORKED = {"on_step": True, "on_epoch": True}
+"""Lightning then adds ``_step`` and ``_epoch`` to the name."""
+
+
+@pytest.mark.parametrize(
+    ("monitor", "loaders", "logged"),
+    [
+        ("score", False, {}),
+        ("score/dataloader_idx_0", True, {}),
+        ("score_epoch", False, FORKED),
+        ("score_epoch/dataloader_idx_1", True, FORKED),
+    ],
+)
+def test_a_monitored_value_of_one_rank_is_refused_by_each_of_its_names(
+    monitor: str, loaders: bool, logged: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a value of its own, each rank would stop at another epoch."""
+    import lightning.pytorch as pl
+
+    validated = [batches(2), batches(2)] if loaders else batches(2)
+    stop = callbacks("EarlyStopping", monitor=monitor, patience=100)()
+    fit(scored(loaders=loaders, sync_dist=True, **logged), None, validated, **stop)
+    dist.destroy_process_group()
+    module = scored(loaders=loaders, **logged)
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
+
+    with pytest.raises(Exception, match=f"monitor='{monitor}': log it with sync_dist=True"):
+        fit(module, None, validated, use_distributed_sampler=False, **stop)
+
+
+def test_the_values_of_each_validation_loader_move_with_a_rank() -> None:
+    """Also those that nothing monitors: a hook may read them later."""
+    module = scored(loaders=True, **FORKED)
+    trainer = fit(module, None, [batches(2), batches(3)])
+    kept = trainer.fit_loop.progress.state_dict()["metrics"]
+
+    found = trainer._logger_connector._callback_metrics
+    names = {key for key in found if key.startswith("score")}
+    assert len(names) == 4
+    assert {key: kept[key]["tensor"] for key in names} == {n: float(found[n]) for n in names}
+
+
 @pytest.mark.parametrize(("workers", "seen"), [(1, 8), (2, 8), (8, 2), (3, 8)])
 def test_workers_that_would_share_a_gpu_are_refused(workers: int, seen: int) -> None:
     """Unless the host has no other ones, or shows each worker its own."""

@@ -15,7 +15,7 @@ from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
 
 from tmd.integrations.epoch import refuse_rest
-from tmd.integrations.lightning.refused import monitors, refuse_unreduced
+from tmd.integrations.lightning.refused import callback_keys, monitors, refuse_unreduced
 
 log = logging.getLogger("tmd.trainer")
 
@@ -54,9 +54,10 @@ class LoopProgress:
         found = self._trainer._logger_connector._callback_metrics
         loop = self._loop.epoch_loop
         names = monitors(self._trainer) | self._metrics.keys()
-        for results in (loop.val_loop._results.values(), loop._results.values()):
+        validated = loop.val_loop._results
+        for results in (validated, loop._results):
             refuse_unreduced(self._trainer, results)
-        names |= {metric.meta.name for metric in loop.val_loop._results.values()}
+        names |= {key for each in validated.values() for key in callback_keys(validated, each)}
         self._metrics = {name: found[name] for name in sorted(names & found.keys())}
 
     def forget_checkpoint(self) -> None:

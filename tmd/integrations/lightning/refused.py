@@ -25,6 +25,10 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _ResultCollection,
+    _ResultMetric,
+)
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 log = logging.getLogger("tmd.trainer")
@@ -228,13 +232,20 @@ def monitors(trainer: Trainer) -> set[str]:
     return {name for name in found if isinstance(name, str)}
 
 
-def refuse_unreduced(trainer: Trainer, results: Any) -> None:
+def callback_keys(results: _ResultCollection, metric: _ResultMetric) -> set[str]:
+    """Names by which callbacks find ``metric``: more than one if it is logged for each step and for
+    the epoch. With several validation loaders they contain the number of the loader."""
+    forms = (False, True) if results.training else (False,)
+    return {name for on_step in forms for name in results._forked_name(metric, on_step)}
+
+
+def refuse_unreduced(trainer: Trainer, results: _ResultCollection) -> None:
     """Refuse a decision on a value that each rank has for itself."""
     monitored = monitors(trainer)
-    for metric in results:
+    for metric in results.values():
         alone = metric.is_tensor and not metric.meta.sync.should and trainer.world_size > 1
-        if alone and metric.meta.name in monitored:
-            _raise(f"monitor={metric.meta.name!r}: log it with sync_dist=True")
+        if alone and (found := monitored & callback_keys(results, metric)):
+            _raise(f"monitor={min(found)!r}: log it with sync_dist=True")
 
 
 def _raise(reason: str) -> None:
