@@ -17,6 +17,8 @@ from tests.e2e.frameworks import need
 from tests.integrations.generators import generator_states
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
+from tmd.trainer.state.evaluations import Evaluations
+from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state.state import Registry
 
 
@@ -124,6 +126,30 @@ def test_only_the_last_batch_of_the_data_is_the_end_of_its_loader(accelerator: A
         remainder = 10 % batch
         expected = [(False, remainder)] * (length - 1) + [(True, remainder)]
         assert ends(count, batch) == expected, (count, batch)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_the_shards_of_a_shuffled_evaluation_fit_together_on_a_joiner() -> None:
+    """It has not run the evaluations before, after which the other ranks shuffle otherwise."""
+    from accelerate.data_loader import prepare_data_loader
+
+    def held_out(rank: int) -> Any:
+        rows: Any = [*range(24)]
+        settings = {"num_processes": 2, "process_index": rank, "use_seedable_sampler": True}
+        torch.manual_seed(7)
+        return prepare_data_loader(DataLoader(rows, 4, shuffle=True), **settings)
+
+    def part(evaluations: Evaluations, loader: Any, rank: int, step: int) -> list[int]:
+        placed = evaluations.placed(loader, DataPlace(rank, 2), step)
+        return [number for batch in placed for number in batch.tolist()]
+
+    survivor, joiner = (Evaluations(print), held_out(0)), (Evaluations(print), held_out(0))
+    for step in (10, 20):
+        part(*survivor, 0, step)
+    parts = part(*survivor, 0, 30), part(*joiner, 1, 30)
+
+    assert sorted(parts[0] + parts[1]) == [*range(24)]
+    assert parts[0] != part(*survivor, 0, 40)
 
 
 class Switching(SGD):

@@ -16,7 +16,8 @@ from torch.utils.data import (
 )
 
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.placing import DataPlace, Evaluations, placed
+from tmd.trainer.state.evaluations import Evaluations
+from tmd.trainer.state.placing import DataPlace, placed
 
 DATA = list(range(12))
 
@@ -205,10 +206,11 @@ def test_an_evaluation_with_the_data_of_another_rank_is_reported(
     ranks = [1, 1, 2, 2, 2]
     read = iter(ranks)
     loader = DataLoader(stream(lambda: next(read)))
-    evaluations, found = Evaluations(), list[str]()
+    found = list[str]()
+    evaluations = Evaluations(lambda rank_kept: found.append(rank_kept))
     counts = []
     for rank in ranks:
-        evaluations.placed(loader, DataPlace(rank, 3), lambda rank_kept: found.append(rank_kept))
+        evaluations.placed(loader, DataPlace(rank, 3), 5)
         counts.append(len(found))
         list(loader)
 

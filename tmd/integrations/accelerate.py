@@ -122,7 +122,8 @@ def repeatable(
 ) -> Callable[[], None]:
     """As :meth:`tmd.trainer.Session.repeatable`, for a ``function`` that asks an accelerator.
 
-    In it, iterate over ``session.placed(loader)`` for a prepared ``loader``.
+    In it, iterate over ``session.placed(loader)`` for a prepared ``loader``: it sets the shard and
+    the order of this evaluation.
     """
 
     def run() -> T:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any, NoReturn
 
-from tmd.trainer import Session
 from tmd.trainer.state.loading import begin_anew
 
 
 class Epoch:
-    """The same batches as often as it is iterated, for the rank held at that time.
+    """The same batches as often as it is iterated. ``Session.batches`` places it as any loader.
 
     Args:
         loader: a loader of torch, or one that is divided like it.
@@ -24,29 +23,28 @@ class Epoch:
 
     def __init__(
         self,
-        session: Session,
         loader: Any,
         begin: Callable[[], object],
         ends: Callable[[int], object],
         skip: Callable[[], int] | None = None,
         limit: int | None = None,
     ) -> None:
-        self._session, self._loader, self._begin, self._ends = session, loader, begin, ends
+        self.base_dataloader, self._begin, self._ends = loader, begin, ends
         self._skip, self._limit = skip, limit
 
     def __getattr__(self, name: str) -> Any:
         """A session looks for the samplers and generators of the loader."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._loader, name)
+        return getattr(self.base_dataloader, name)
 
     def __iter__(self) -> Iterator[Any]:
         if self._ends(0):
             return  # before the loader starts processes
         self._begin()
         skip = 0 if self._skip is None else self._skip()
-        begin_anew(self._loader)
-        batches = islice(self._session.placed(self._loader), skip, self._limit)
+        begin_anew(self.base_dataloader)
+        batches = islice(self.base_dataloader, skip, self._limit)
         for number in count():
             if self._ends(number):
                 return

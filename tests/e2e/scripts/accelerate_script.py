@@ -107,7 +107,7 @@ def main() -> None:
     train_data = data(each * BATCH * accelerator.num_processes, 1)
     loader, held_out, model, optimizer, scheduler = accelerator.prepare(
         DataLoader(train_data, BATCH, shuffle=True, collate_fn=masked),
-        DataLoader(data(50, 2), BATCH),
+        DataLoader(data(50, 2), BATCH, shuffle=True),
         net,
         optimizer,
         scheduler,

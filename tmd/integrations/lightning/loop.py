@@ -138,7 +138,7 @@ class SessionFitLoop(_FitLoop):
                 return
             accumulate = self.trainer.accumulate_grad_batches
             begin, limit = partial(self._begin, loader, call), int(self.max_batches)
-            batches = Epoch(session, loader, begin, lambda _: self._is_stopped(), limit=limit)
+            batches = Epoch(loader, begin, lambda _: self._is_stopped(), limit=limit)
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
                 refuse_misplaced(self, call + self.progress.began)
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):

@@ -225,7 +225,6 @@ class Trainer(SavingTrainer):
         # Accelerate's own iterator synchronises generators and reads one batch ahead.
         plain = getattr(loader, "base_dataloader", loader)
         return Epoch(
-            session(),
             plain,
             begin=partial(set_epoch, loader, epoch),
             ends=lambda number: progress.is_past(epoch) or progress.stopped == [epoch, number],

@@ -30,14 +30,14 @@ from tmd.trainer.session.step import Step
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Position, StepSampler
+from tmd.trainer.state.evaluations import Evaluations
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.placing import DataPlace, Evaluations, Loader
+from tmd.trainer.state.placing import DataPlace, Loader
 from tmd.trainer.state.replicas import Partition, partition
 from tmd.trainer.state.seeds import base_seed
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.unwrapping import Counter
 
-Built = TypeVar("Built")
 T = TypeVar("T")
 
 log = logging.getLogger("tmd.trainer")
@@ -62,7 +62,7 @@ class Session:
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
-        self._evaluations = Evaluations()
+        self._evaluations = Evaluations(hooks.warn)
         self._kept_rank = KeptRankReport(self, hooks)
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
@@ -109,7 +109,7 @@ class Session:
 
     # --- set-up -----------------------------------------------------------------------------------
 
-    def build(self, function: Callable[[Session], Built]) -> Built:
+    def build(self, function: Callable[[Session], T]) -> T:
         """Build this rank's part of a job whose ranks have different models or optimizers.
 
         Args:
@@ -125,7 +125,7 @@ class Session:
             raise RuntimeError("call session.build() once, and register() only in its function")
         self._build, self._common = function, dict(self._counters)
         self._hooks.set_builder(self._make)
-        return cast(Built, self.built)
+        return cast(T, self.built)
 
     def _make(self) -> None:
         """Call the script's function for the rank that this worker holds or reports."""
@@ -315,14 +315,14 @@ class Session:
         return StepSampler(size, batch_size, steps, self._place, seed)
 
     def placed(self, loader: Loader) -> Iterable[Any]:
-        """``loader`` as :meth:`batches` would use it now: divided for the rank held now.
+        """``loader`` divided for the rank held now, in an order that follows from the step.
 
-        For the loader of an evaluation, in a function of :meth:`repeatable`.
+        For each iteration of an evaluation's loader, in a function of :meth:`repeatable`.
 
         Raises:
             ValueError: ``loader`` divides the data in another way, or is fixed to one rank's part.
         """
-        return self._evaluations.placed(loader, self._place(), self._hooks.warn)
+        return self._evaluations.placed(loader, self._place(), self.step_number)
 
     def _place(self) -> DataPlace:
         if self._data_mesh is None:

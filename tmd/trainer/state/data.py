@@ -21,6 +21,7 @@ from tmd.trainer.state.batches import DrawnBatch
 from tmd.trainer.state.loading import (
     SeededIndex,
     begin_anew,
+    epoch_of,
     loads_in_turn,
     seed_own_generators,
     seeded_workers,
@@ -128,7 +129,7 @@ class Feed:
         place: Callable[[], DataPlace],
     ) -> None:
         self._loader, self.call, self._base, self._place = loader, call, base, place
-        self._epoch = _epoch_of(loader)
+        self._epoch = epoch_of(loader)
         self._kept: list[DrawnBatch] = []
         self._changes: bool | None = None
         """Whether the script changes tensors of its batches; ``None`` before its first step."""
@@ -377,12 +378,6 @@ class Feed:
             refuse_fixed(self._loader, self._opened_at, DRAWN)
         self._taken += 1
         return batch
-
-
-def _epoch_of(loader: Any) -> int | None:
-    """The epoch of a loader that counts its iterations, as Accelerate's do, and shuffles by it."""
-    epoch = getattr(loader, "iteration", None)
-    return epoch if isinstance(epoch, int) and hasattr(loader, "set_epoch") else None
 
 
 def _check_size(loader: Any, size: int) -> None:

@@ -1,5 +1,5 @@
 """Seeds random numbers in loader processes as a function of the batch, and the generators that a
-script gives to a loader as a function of the ``batches()`` call.
+script gives to a loader as a function of the ``batches()`` call or of the evaluation.
 
 A loader process is seeded once, when it starts. A joiner's starts in the middle of an epoch and
 would draw other numbers for the same batch. So the first index of each batch carries a seed, which
@@ -42,12 +42,19 @@ def has_processes(loader: object) -> TypeGuard[DataLoader[Any]]:
     return isinstance(loader, DataLoader) and loader.num_workers > 0
 
 
-def seed_own_generators(loader: object, call: int) -> None:
-    """Seed the generators of ``loader`` and of its samplers as in any iteration for ``call``.
+def epoch_of(loader: Any) -> int | None:
+    """The epoch of a loader that counts its iterations, as Accelerate's do, and shuffles by it."""
+    epoch = getattr(loader, "iteration", None)
+    return epoch if isinstance(epoch, int) and hasattr(loader, "set_epoch") else None
+
+
+def seed_own_generators(loader: object, number: int) -> None:
+    """Seed the generators of ``loader`` and of its samplers as in any iteration for ``number``,
+    that of a ``batches()`` call or of the step of an evaluation.
 
     An iteration draws its order from them, and the next one would have another order: after an
-    earlier iteration, or none, a joiner would meet other batches than its rank. The first call has
-    the order of the seed that the script has chosen.
+    earlier iteration, or none, a joiner would meet other batches than its rank. Number 0 has the
+    order of the seed that the script has chosen.
     """
     found = (getattr(each, "generator", None) for each in pieces(loader))
     for generator in {id(g): g for g in found if isinstance(g, torch.Generator)}.values():
@@ -55,7 +62,7 @@ def seed_own_generators(loader: object, call: int) -> None:
         own, ours = _seeds.get(generator, (held, held))
         if held != ours:
             own = held  # the script has seeded again
-        seed = (own if call == 0 else mixed(own, call, "order")) & (2**63 - 1)
+        seed = (own if number == 0 else mixed(own, number, "order")) & (2**63 - 1)
         _seeds[generator] = own, seed
         generator.manual_seed(seed)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,8 +13,6 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from tmd.torch_private.loaders import is_iteration
-
-log = logging.getLogger("tmd.trainer")
 
 
 class DataPlace(NamedTuple):
@@ -92,48 +89,6 @@ class KnownPieces:
             del self._known[number]
 
 
-class _Look(NamedTuple):
-    """What a part of a loader kept, when an evaluation in ``place`` was about to begin."""
-
-    place: DataPlace
-    kept: int | None
-    moved: bool
-    """Whether the evaluation before was in another place."""
-
-
-class Evaluations:
-    """Finds streams that keep the rank with which they were first iterated. Others keep a rank,
-    too, until they are iterated again, so that only a look after a move tells."""
-
-    def __init__(self) -> None:
-        self._looks: weakref.WeakKeyDictionary[object, _Look] = weakref.WeakKeyDictionary()
-
-    def placed(self, loader: Loader, place: DataPlace, warn: Callable[..., None]) -> Iterable[Any]:
-        """:func:`placed` for an evaluation that is about to begin. ``warn`` is called with
-        ``rank_kept``, in words, if the one before has used the data of another rank."""
-        if place.parts > 1 and not is_function(loader):
-            found = [self._outdated(each, place) for each in pieces(loader)]
-            if why := next(filter(None, found), ""):
-                log.warning(why)
-                warn(rank_kept=why)
-        return placed(loader, place)
-
-    def _outdated(self, piece: object, place: DataPlace) -> str:
-        kept = _fixed_rank(piece, place.parts)
-        try:
-            last = self._looks.get(piece)
-            self._looks[piece] = _Look(place, kept, last is not None and last.place != place)
-        except TypeError:  # not each object can be referred to
-            return ""
-        if last is None or not last.moved or kept is None or kept != last.kept:
-            return ""
-        return (
-            f"the {type(piece).__name__} of an evaluation kept rank {kept} although the worker's "
-            "rank has changed: the last evaluation used the data of another rank. Read the rank in "
-            "__iter__ each time, and keep it in a local variable"
-        )
-
-
 OPENED, DRAWN = KnownPieces(), KnownPieces()
 """Parts of loaders that were opened, and those from which a step has drawn a batch."""
 
@@ -150,7 +105,7 @@ def refuse_fixed(loader: Loader, place: DataPlace, known: KnownPieces) -> None:
     for each in new:
         if isinstance(each, DistributedSampler) or _is_shard(each):
             continue
-        if (rank := _fixed_rank(each, place.parts)) is not None:
+        if (rank := fixed_rank(each, place.parts)) is not None:
             raise ValueError(
                 f"the data of {type(each).__name__} are fixed for rank {rank}, but a worker's rank "
                 "can change: pass a function that builds the loader, as in "
@@ -224,7 +179,7 @@ def _is_shard(value: object) -> bool:
     return all(isinstance(getattr(value, n, None), int) for n in ("process_index", "num_processes"))
 
 
-def _fixed_rank(value: object, parts: int) -> int | None:
+def fixed_rank(value: object, parts: int) -> int | None:
     """The rank that was fixed when ``value`` was built, if any: of torchtitan's loaders, Megatron's
     samplers, streams that ``datasets.distributed`` has divided, and samplers and streams of the
     script's own that keep a rank and the number of ranks."""
