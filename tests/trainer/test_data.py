@@ -144,6 +144,32 @@ def accelerated() -> DataLoader[object]:
     return made
 
 
+def seedable() -> Any:
+    """Accelerate's sampler seeds the generator, which also seeds the processes."""
+    need("accelerate")
+    of_accelerate = import_module("accelerate.data_loader")
+    own = torch.Generator().manual_seed(3)
+    data = Augmented(torch.arange(32.0))
+    plain = DataLoader(data, batch_size=4, shuffle=True, num_workers=1, generator=own)
+    torch.manual_seed(5)  # its sampler keeps this seed
+    settings = {"num_processes": 1, "process_index": 0, "use_seedable_sampler": True}
+    return of_accelerate.prepare_data_loader(plain, **settings)
+
+
+def test_a_sampler_that_seeds_the_generator_does_not_change_the_seed_of_processes() -> None:
+    """A joiner has not iterated it."""
+    loader, joiner = seedable(), seedable()
+    for call in range(2):
+        whole(Feed(loader, call, lambda: 1, lambda: DataPlace(0, 1)), 8)
+    joiner.set_epoch(2)
+    third = [
+        drawn(Feed(each, 2, lambda: 1, lambda: DataPlace(0, 1)), range(8))
+        for each in (loader, joiner)
+    ]
+
+    assert third[0] == third[1]
+
+
 class Wrapping(DataLoader[Any]):
     """Puts an iterator of its own around that of torch, as loaders of graphs do."""
 
@@ -452,11 +478,11 @@ class Counting:
         self.iteration += 1
 
 
-def whole(feed: Feed) -> list[list[float]]:
+def whole(feed: Feed, count: int = 4) -> list[list[float]]:
     """All batches, to the end of the loader."""
-    given = drawn(feed, range(4))
+    given = drawn(feed, range(count))
     with pytest.raises(StopIteration):
-        feed.next(4)
+        feed.next(count)
     return given
 
 

@@ -56,15 +56,27 @@ def seed_own_generators(loader: object, number: int) -> None:
     earlier iteration, or none, a joiner would meet other batches than its rank. Number 0 has the
     order of the seed that the script has chosen.
     """
-    found = (getattr(each, "generator", None) for each in pieces(loader))
-    for generator in {id(g): g for g in found if isinstance(g, torch.Generator)}.values():
+    for generator, chosen in _own_generators(loader).items():
         held = generator.initial_seed()
         own, ours = _seeds.get(generator, (held, held))
-        if held != ours:
+        if chosen is not None:
+            own = chosen
+        elif held != ours:
             own = held  # the script has seeded again
         seed = (own if number == 0 else mixed(own, number, "order")) & (2**63 - 1)
         _seeds[generator] = own, seed
         generator.manual_seed(seed)
+
+
+def _own_generators(loader: object) -> dict[torch.Generator, int | None]:
+    """The generators of ``loader`` and of its samplers, each with the seed that a sampler keeps for
+    it: Accelerate's seeds its generator by that and the epoch whenever it is iterated."""
+    found: dict[torch.Generator, int | None] = {}
+    for each in pieces(loader):
+        if isinstance(generator := getattr(each, "generator", None), torch.Generator):
+            kept = getattr(each, "initial_seed", None)
+            found[generator] = kept if isinstance(kept, int) else found.get(generator)
+    return found
 
 
 @contextmanager
