@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import Struct, structs
 from tmd_detectors.trouble import Trouble
 
-from tmd.plugin import Signal, boot_id, os_reason
+from tmd.plugin import ReplacedFile, Signal, boot_id
 
 
 class KeptUntilBoot(Struct, frozen=True):
@@ -33,15 +32,16 @@ def recall(file: Path, kind: type[Memory], boot: str) -> Memory:
     return kept if kept.boot == boot else kind(boot)
 
 
-def keep(file: Path, memory: KeptUntilBoot) -> None:
-    """Replace the file atomically.
+class Saved:
+    """The file of such a value, in which a disk that hangs holds no detector up."""
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    draft = file.with_suffix(".new")
-    draft.write_bytes(msgspec.json.encode(memory))
-    os.replace(draft, file)
+    def __init__(self, path: Path) -> None:
+        self._file = ReplacedFile(path)
+
+    def keep(self, memory: KeptUntilBoot) -> str:
+        """Replace the file atomically. Returns why that has failed; empty if it has not."""
+        self._file.write(msgspec.json.encode(memory))
+        return f"{self._file.path}: {why}" if (why := self._file.problem) else ""
 
 
 class KeptFile(Generic[Memory]):
@@ -49,7 +49,7 @@ class KeptFile(Generic[Memory]):
 
     def __init__(self, file: Path, kind: type[Memory], not_kept: str, risk: str) -> None:
         """``risk``: what may happen after a restart, as a sentence without its end."""
-        self._file = file
+        self._file = Saved(file)
         self._risk = risk
         self._not_kept = Trouble(not_kept)
         self.memory = recall(file, kind, boot_id())
@@ -59,9 +59,8 @@ class KeptFile(Generic[Memory]):
         memory = structs.replace(memory, boot=self.memory.boot)
         problem = ""
         if memory != self.memory:
-            try:
-                keep(self._file, memory)
+            if why := self._file.keep(memory):
+                problem = f"{self._risk}: {why}"
+            else:
                 self.memory = memory
-            except OSError as error:
-                problem = f"{self._risk}: {self._file}: {os_reason(error)}"
         yield from self._not_kept.report(problem)

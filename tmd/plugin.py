@@ -46,6 +46,7 @@ from tmd.core.values.numbers import Count, NotNegative, Positive
 from tmd.core.values.pace import Pace
 from tmd.core.values.reasons import in_words, os_reason
 from tmd.core.values.requests import DrainRequest
+from tmd.replaced_file import ReplacedFile
 
 __all__ = [
     "API_VERSION",
@@ -75,6 +76,7 @@ __all__ = [
     "Policy",
     "PolicyConfig",
     "Positive",
+    "ReplacedFile",
     "Severity",
     "Signal",
     "State",

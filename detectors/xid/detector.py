@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -130,8 +129,7 @@ class XidDetector(Detector):
             self._follower = None
             if log is not None:
                 log.close()
-            with suppress(OSError):  # a full disk must not keep the daemon from stopping
-                follower.keep()
+            follower.keep()
             if received is not None:
                 await received.close()
 
@@ -205,7 +203,7 @@ class Follower:
         merge: Merge | None = None,
     ) -> None:
         self._config = config
-        self._file = file
+        self._file = kept.Saved(file)
         self._boot = boot_id()
         before = kept.recall(file, XidMemory, self._boot)
         self.findings = XidFindings(known.xids, before, now)
@@ -280,20 +278,18 @@ class Follower:
         self.switches.forget(code)
         self._judged = True  # to be saved at the next period
 
-    def keep(self) -> None:
-        """Save the position, so that judged lines are not judged again after a restart."""
+    def keep(self) -> str:
+        """Save the position, so that judged lines are not judged again after a restart. Returns why
+        that has failed; empty if it has not."""
         found = self.findings.memory(self._boot, self._sequence.last)
         more = {"at": self._sequence.at, "switches": self.switches.grave()}
-        kept.keep(self._file, structs.replace(found, **more))
-        self._judged = False
+        why = self._file.keep(structs.replace(found, **more))
+        self._judged = self._judged and bool(why)
+        return why
 
     def _try_to_keep(self) -> Iterator[Signal]:
-        problem = ""
-        try:
-            self.keep()
-        except OSError as error:
-            problem = f"a restart will report XIDs again: {self._file}: {os_reason(error)}"
-        yield from self._not_kept.report(problem)
+        why = self.keep()
+        yield from self._not_kept.report(why and f"a restart will report XIDs again: {why}")
 
     def _lost(self, now: float, overwritten: int) -> Iterator[Signal]:
         lost = self._sequence.lost

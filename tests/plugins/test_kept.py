@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tmd_detectors.kept import KeptFile, KeptUntilBoot, recall
 
-from tmd.plugin import State
+from tmd.plugin import Signal, State
 
 
 class Number(KeptUntilBoot, frozen=True):  # type: ignore[misc, call-arg]
@@ -31,6 +32,24 @@ def test_a_value_is_saved_when_it_changes(tmp_path: Path) -> None:
 
     assert signals == []
     assert again.memory.number == 1
+
+
+def test_a_disk_that_hangs_is_a_finding_and_holds_no_detector_up(tmp_path: Path) -> None:
+    """The daemon sends its heartbeats on. A pipe that nobody reads hangs as well."""
+    file = KeptFile(tmp_path / "kept.json", Number, "x.not_kept", "it may be lost")
+    pipe = tmp_path / "kept.new"
+    os.mkfifo(pipe)
+    (raised,) = file.keep(Number(number=1))
+    assert [*file.keep(Number(number=2))] == []
+    with pipe.open("rb") as reader:
+        reader.read()
+    cleared: list[Signal] = []
+    while not cleared:
+        cleared += file.keep(Number(number=2))
+
+    assert raised.message.endswith("kept.json: the disk does not answer")
+    assert [signal.state for signal in cleared] == [State.CLEARED]
+    assert KeptFile(tmp_path / "kept.json", Number, "x", "y").memory.number == 2
 
 
 @pytest.mark.parametrize("then", [1, 0], ids=["it can be written", "nothing is to be written"])

@@ -173,6 +173,7 @@ def test_shipped_plug_ins_import_only_the_public_api():
         "tmd.core.values.decode_errors",
         "tmd.core.values.shadows",
         "tmd.plugin",
+        "tmd.replaced_file",
     }
 
 
