@@ -52,6 +52,19 @@ class Broken(Forgetful):
         raise RuntimeError("broken")
 
 
+class Ending(Forgetful):
+    """Raises what ends a process, or the task of its caller."""
+
+    name = "ending"
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def declared_healthy(self, code):
+        raise self.error
+
+
 @asynccontextmanager
 async def daemon(data, state_dir, *detectors, host="h1"):
     """The parts of one daemon that these tests need, while the block lasts."""
@@ -179,4 +192,20 @@ async def test_detectors_learn_of_a_declaration_of_health(tmp_path):
         await asyncio.sleep(1)
 
     assert forgetful.declared == ["gpu.lost"]
+    assert data.healthy == {}
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError()], ids=repr)
+async def test_a_detector_that_ends_the_process_at_a_declaration_of_health_is_contained(
+    tmp_path, error
+):
+    data = MemoryStore()
+    forgetful = Forgetful()
+    async with daemon(data, tmp_path, Ending(error), forgetful) as (_, health):
+        for request in ("r1", "r2"):
+            await data.client().declare_healthy(HealthyRequest("h1", request, code="gpu.lost"))
+            health.bell.ring()
+            await asyncio.sleep(1)
+
+    assert forgetful.declared == ["gpu.lost"] * 2
     assert data.healthy == {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -406,3 +407,34 @@ async def test_a_daemon_ends_although_a_detector_does_not(redis_url, tmp_path):
     assert process.returncode == 0
     assert "detector abandoned" in log_file.read_text()
     assert not (tmp_path / "tmd.sock").exists()
+
+
+EXITS = """
+import asyncio, sys
+from tmd.plugin import Detector
+
+class Exits(Detector):
+    name = "exits"
+
+    async def watch(self, ctx):
+        async def tool():
+            sys.exit(0)
+
+        task = asyncio.create_task(tool())
+        await ctx.sleep(1e9)
+        yield
+"""
+
+
+def test_a_daemon_that_a_task_of_a_plug_in_ends_has_failed(redis_url, tmp_path):
+    """systemd starts it again then. After the plug-in's own status, 0, it would not."""
+    distribution(tmp_path, "exits", "tmd.detectors", EXITS)
+    file = tmp_path / "tmd.toml"
+    base = BASE.format(cluster="exits", url=redis_url, folder=tmp_path)
+    file.write_text(base.replace('"exec"', '"exits"'))
+    command = [sys.executable, "-m", "tmd.daemon", "-c", str(file)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WITHIN_S)
+
+    assert done.returncode == 1
+    assert "the daemon failed" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from contextlib import asynccontextmanager
 
@@ -190,6 +191,53 @@ async def test_a_crash_is_contained_reported_and_retried_with_growing_pauses(wat
     assert raised["detector.failed"].strategy is not Strategy.ACT
     assert pauses == pytest.approx([1.0, 2.0, 4.0])
     assert news == [(State.RAISED, 1), (State.CLEARED, 3)]
+
+
+class Ending(Crashing):
+    """Raises what ends a process, at its second start in ``supported()``."""
+
+    name = "ending"
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def supported(self):
+        if len(self.starts) == 1:
+            self.starts.append(0.0)
+            raise self.error
+
+    async def watch(self, ctx):
+        self.starts.append(ctx.now())
+        await ctx.sleep(0)
+        if len(self.starts) == 1:
+            raise self.error
+        await ctx.sleep(1e9)
+        yield SIGNAL
+
+
+@pytest.fixture
+def sigint_handled():
+    """As in the daemon: Ctrl-C raises no ``KeyboardInterrupt``."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_handled")
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+async def test_a_detector_that_ends_the_process_is_a_crash(watching, error):
+    """For instance by the main() of a tool. asyncio would let the first two end the loop."""
+    ending = Ending(error)
+    async with watching(ending, Once()) as (watcher, store):
+        await asyncio.sleep(30)
+        news = [(a.state, a.count) for a in store.stream if a.code == "detector.failed"]
+        said = [a.message for a in store.stream if a.code == "detector.failed"]
+
+        assert "a.b" in {a.code for a in watcher.board.alerts}
+    assert len(ending.starts) == 3
+    assert news == [(State.RAISED, 1), (State.CLEARED, 2)]
+    assert type(error).__name__ in said[0]
 
 
 class Blocking(Crashing):

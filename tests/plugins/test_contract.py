@@ -78,6 +78,28 @@ class Slow(Sound):
         time.sleep(0.05)
 
 
+class ExitsSupported(Sound):
+    def supported(self):
+        sys.exit(0)
+
+
+class Exits(Sound):
+    async def watch(self, ctx):
+        await ctx.sleep(0)
+        sys.exit(0)
+        yield
+
+
+class ExitsInTask(Sound):
+    async def watch(self, ctx):
+        async def tool():
+            sys.exit(0)
+
+        self.task = asyncio.create_task(tool())
+        async for signal in super().watch(ctx):
+            yield signal
+
+
 class Ends(Sound):
     async def watch(self, ctx):
         return
@@ -199,7 +221,13 @@ def test_the_kit_finds_a_broken_config(broken, reason):
 
 
 @pytest.mark.parametrize(
-    ("broken", "reason"), [(NoReason, "no reason"), (NoReasonWith, "no reason"), (Slow, "took")]
+    ("broken", "reason"),
+    [
+        (NoReason, "no reason"),
+        (NoReasonWith, "no reason"),
+        (Slow, "took"),
+        (ExitsSupported, r"raised SystemExit\(0\)"),
+    ],
 )
 def test_the_kit_finds_a_broken_supported(broken, reason):
     with pytest.raises(BrokenContract, match=reason):
@@ -210,6 +238,8 @@ def test_the_kit_finds_a_broken_supported(broken, reason):
     ("broken", "reason"),
     [
         (Ends, "ends"),
+        (Exits, r"raised SystemExit\(0\)"),
+        (ExitsInTask, r"raised SystemExit\(0\)"),
         (NoGenerator, "not an 'async def'"),
         (NoSignal, "no Signal"),
         (NoDot, "dotted code"),
@@ -285,6 +315,7 @@ def test_the_kit_finds_a_plug_in_that_imports_more_of_tmd():
         (broken_policies.Words, "words: .* which is not a Verdict"),
         (broken_policies.Nothing, "nothing: .* returned None, which is no list of Verdict"),
         (broken_policies.Later, "later: .* async"),
+        (broken_policies.Exits, r"exits: .* SystemExit\(3\)"),
         (broken_policies.Misfit, "misfit: .* Expected `str`, got `int`"),
         (broken_policies.Fickle, "otherwise when it is asked again"),
         (broken_policies.Astray, "h3/job/0.a.* holds no rank"),

@@ -88,6 +88,22 @@ class Exploding(Keen):
         raise RuntimeError("no licence")
 
 
+class Ending(Keen):
+    name = "ending"
+
+    def __init__(self):
+        raise SystemExit(0)
+
+
+class Leaving(Odd):
+    name = "leaving"
+
+    def __init__(self, config=None):
+        if config is not None:
+            raise SystemExit(0)
+        super().__init__(config)
+
+
 def point(name, target=None):
     return EntryPoint(name=name, value=f"{HERE}:{target or name.capitalize()}", group="g")
 
@@ -256,6 +272,20 @@ def test_a_broken_plug_in_is_named_with_its_origin(entry, complaint):
     assert complaint in str(raised.value)
     assert f"'{entry.name}'" in str(raised.value)
     assert entry.value in str(raised.value)
+
+
+def test_a_plug_in_that_ends_the_process_cannot_be_used(settings, tmp_path, monkeypatch):
+    """With status 0 systemd would not start the daemon again; and a reload must go on."""
+    (tmp_path / "main_at_import.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    imported = EntryPoint("imported", "main_at_import:X", "g")
+    keys = settings(policies={"enabled": ["leaving"], "leaving": {}})
+
+    for broken in (imported, point("ending")):
+        with pytest.raises(PluginError, match=r"raised SystemExit\(0\)"):
+            load([broken], Detector, Plugins())
+    with pytest.raises(ConfigError, match=r"raised SystemExit\(0\)"):
+        load_policies(keys, [point("leaving")])
 
 
 def test_a_duplicate_name_is_refused():

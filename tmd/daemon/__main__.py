@@ -42,8 +42,10 @@ def main() -> None:
         print(printable_lines(f"tmd: {error}"), file=sys.stderr)
         wrong = isinstance(error, ConfigError | PluginError)
         raise SystemExit(USAGE if wrong else FAILED) from None
-    except Exception:
-        # Log the failure in the log's own format and size limits instead of Python's.
+    except (Exception, SystemExit):
+        # Log the failure in the log's own format and size limits instead of Python's. SystemExit:
+        # a task of a plug-in's own called sys.exit(), perhaps with 0, after which systemd would not
+        # start the daemon again.
         structlog.get_logger("tmd.daemon").exception("the daemon failed")
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt:

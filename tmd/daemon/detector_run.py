@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from tmd.core.alerts.quota import BURST, PER_SECOND, Allowance
+from tmd.daemon.foreign_code import contained_exit
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
 from tmd.plugin import DetectorConfig, WorkerEvent
@@ -135,7 +136,8 @@ def _steps(work: Watching, blocked: Callable[[float], None]) -> Generator[Any, A
     while True:
         began = time.monotonic()
         try:
-            waits_for = step()
+            with contained_exit(asyncio.CancelledError):
+                waits_for = step()
         except StopIteration:
             return
         finally:
@@ -144,6 +146,9 @@ def _steps(work: Watching, blocked: Callable[[float], None]) -> Generator[Any, A
         try:
             yield waits_for
             step = partial(work.send, None)
+        except GeneratorExit:
+            work.close()
+            raise
         except BaseException as error:  # a cancellation, which the work may catch
             step = partial(work.throw, error)
 

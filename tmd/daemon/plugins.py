@@ -14,6 +14,7 @@ from tmd.config import Plugins, Settings, nearest
 from tmd.core.alerts.findings import AT_ONCE, FindingRules
 from tmd.core.values.errors import ConfigError, PluginError
 from tmd.core.values.reasons import in_words
+from tmd.daemon.foreign_code import contained_exit
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
@@ -73,7 +74,8 @@ class LoadedDetector(Struct, frozen=True):
 
     def _ask(self, method: Callable[[DetectorConfig], object]) -> object:
         try:
-            return method(self.config)
+            with contained_exit():
+                return method(self.config)
         except Exception as error:  # foreign code may raise anything
             why = f"{method.__name__}() fails: {in_words(error)}"
             raise PluginError(f"{self.origin}: {why}") from error
@@ -167,7 +169,8 @@ def _ready(policy: Policy, settings: Settings) -> Policy:
         return policy
     config = _converted(own, policy.Config, f"policies.{policy.name}", "policy")
     try:
-        return type(policy)(config)
+        with contained_exit():
+            return type(policy)(config)
     except Exception as error:  # foreign code may raise anything
         raise ConfigError(
             f"[policies.{policy.name}]: the policy refuses these keys: {in_words(error)}"
@@ -196,7 +199,8 @@ def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T
         if value != value:  # NaN compares false with every limit
             raise ConfigError(f"[{section}] {key}: not a number; {listed}")
     try:
-        return msgspec.convert(own, kind, strict=False)
+        with contained_exit():  # a Config may have code of its own
+            return msgspec.convert(own, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"[{section}]: {in_words(error)}; {listed}") from None
 
@@ -216,7 +220,8 @@ def strangers(settings: Settings) -> list[str]:
 
 def _instance(point: EntryPoint, base: type, origin: PluginOrigin) -> Any:
     try:
-        cls = point.load()
+        with contained_exit():
+            cls = point.load()
     except Exception as error:  # importing foreign code may raise anything
         raise PluginError(f"{origin} cannot be imported: {error!r}") from error
     if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -231,7 +236,8 @@ def _instance(point: EntryPoint, base: type, origin: PluginOrigin) -> Any:
     if not (isinstance(config, type) and issubclass(config, expected)):
         raise PluginError(f"{origin}: Config must derive from tmd.plugin.{expected.__name__}")
     try:
-        return cls()
+        with contained_exit():
+            return cls()
     except Exception as error:  # abstract methods are missing, or the constructor failed
         raise PluginError(f"{origin} cannot be created: {in_words(error)}") from error
 

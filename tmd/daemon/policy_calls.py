@@ -112,6 +112,4 @@ class _Call:
             self._found = self._decide()
         except Exception as error:
             self._found = error
-        except BaseException as error:  # such as SystemExit
-            self._found = RuntimeError(f"decide() raised {error!r}")
         self._ended = time.monotonic()

@@ -28,6 +28,7 @@ from tmd.core.values.model import (
 from tmd.core.values.printable import valid_text
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import left_alone
+from tmd.daemon.foreign_code import contained_exit
 from tmd.plugin import Policy
 
 log = structlog.get_logger("tmd.leader")
@@ -44,9 +45,13 @@ def verdicts_of(policy: Policy, view: ClusterView) -> list[Verdict]:
 
     Raises:
         TypeError: it did not return verdicts, or one has a value of another type than its field.
-        Exception: what ``decide`` raises.
+        Exception: what ``decide`` raises, or ``PluginExit`` if that would end the process.
     """
-    answer: object = policy.decide(view)
+    with contained_exit():
+        return _verdicts(policy.decide(view))
+
+
+def _verdicts(answer: object) -> list[Verdict]:
     if inspect.iscoroutine(answer):
         answer.close()
         raise TypeError("decide() is async: it must return verdicts at once")

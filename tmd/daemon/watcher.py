@@ -34,6 +34,7 @@ from tmd.daemon.detector_run import (
     WatchedDetector,
     supported,
 )
+from tmd.daemon.foreign_code import contained_exit
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -210,7 +211,8 @@ class Watcher:
         newer = triage.with_newer(board, request, now)
         for name in [each for each in self._watched if each not in newer]:
             try:
-                self._watched[name].loaded.detector.declared_healthy(request.code)
+                with contained_exit():
+                    self._watched[name].loaded.detector.declared_healthy(request.code)
             except Exception:  # contained, as whatever a detector raises
                 log.exception("detector failed at 'tmd set-healthy'", detector=name)
 

@@ -27,6 +27,7 @@ from tmd.config import Plugins
 from tmd.core.alerts.quota import fitted
 from tmd.core.values.errors import PluginError
 from tmd.core.values.reasons import in_words
+from tmd.daemon.foreign_code import PluginExit, contained_exit
 from tmd.daemon.plugins import load
 from tmd.daemon.policy_runner import verdicts_of
 from tmd.plugin import (
@@ -92,7 +93,7 @@ def check_policy(point: EntryPoint) -> None:
 def _verdicts(policy: Policy, view: ClusterView) -> list[Verdict]:
     try:
         return verdicts_of(policy, view)
-    except TypeError as error:
+    except (TypeError, PluginExit) as error:
         raise BrokenContract(f"{policy.name}: {in_words(error)}") from error
 
 
@@ -123,7 +124,11 @@ def check_supported(detector: Detector, within_s: float = QUICK_S) -> None:
         ("supported_with()", partial(detector.supported_with, config)),
     ):
         started = time.monotonic()
-        reason: object = ask()
+        try:
+            with contained_exit():
+                reason: object = ask()
+        except PluginExit as error:
+            raise BrokenContract(f"{name} of {detector.name} {in_words(error)}") from error
         took = time.monotonic() - started
         if reason is not None and (not isinstance(reason, str) or not reason.strip()):
             raise BrokenContract(f"{name} of {detector.name} gives {reason!r}, no reason")

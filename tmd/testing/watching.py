@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from tmd.core.values.reasons import in_words
+from tmd.daemon.foreign_code import PluginExit, contained_exit
 from tmd.plugin import Detector, Signal
 from tmd.testing.context import FakeContext
 
@@ -62,7 +64,11 @@ async def watched(
     def run() -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_until_complete(_timed(detector, _watched(detector, make(), close_s, check)))
+            with contained_exit():
+                work = _watched(detector, make(), close_s, check)
+                loop.run_until_complete(_timed(detector, work))
+        except PluginExit as error:
+            found.append(BrokenContract(f"watch() of {detector.name} {in_words(error)}"))
         except BaseException as error:
             found.append(error)
 
