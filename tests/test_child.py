@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,13 +19,17 @@ def python(code):
     return [sys.executable, "-S", "-c", code]
 
 
+async def output(child):
+    found = b""
+    while chunk := await child.read():
+        found += chunk
+    return found
+
+
 async def test_what_it_says_and_how_it_ends():
     child = Child.start(python("print('here'); raise SystemExit(3)"))
-    said = b""
-    while chunk := await child.read():
-        said += chunk
 
-    assert said == b"here\n"
+    assert await output(child) == b"here\n"
     assert await child.status() == 3
     assert await child.end(10.0)
 
@@ -56,6 +62,72 @@ async def test_where_there_are_no_pidfds_it_is_asked(monkeypatch):
 
     assert await child.status() == 0
     assert await child.end(10.0)
+
+
+WRAPPER = """
+exec 3>"$1"
+sleep 60 &
+echo up
+"""
+"""A shell script whose tool holds a FIFO and its stdout."""
+ENDS = {
+    "end": lambda child: child.end(10.0),
+    "abandon": lambda child: asyncio.to_thread(child.abandon),
+}
+
+
+@contextmanager
+def wrapper(tmp_path, last):
+    """A wrapper that does ``last`` once its tool runs, and a call that waits until nobody holds the
+    FIFO any more."""
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    waiting = select.poll()
+    waiting.register(reader)
+    try:
+        child = Child.start(["/bin/sh", "-c", WRAPPER + last, "wrapper", str(fifo)])
+        yield child, lambda: waiting.poll(10_000) == [(reader, select.POLLHUP)]
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_the_tool_below_a_wrapper_is_killed_with_it(how, tmp_path):
+    """Else one more would be left by each poll."""
+    with wrapper(tmp_path, "wait") as (child, gone):
+        up = await child.read()
+        await ENDS[how](child)
+
+        assert up == b"up\n"
+        assert gone()
+        assert await child.status() == -9
+
+
+async def test_a_tool_that_outlives_its_wrapper_holds_up_no_reader_and_is_killed(tmp_path):
+    """It holds the pipe of the wrapper, whose status is known before the end."""
+    with wrapper(tmp_path, "exit 7") as (child, gone):
+        async with asyncio.timeout(20):
+            said = await output(child)
+        status = await child.status()
+        ended = await child.end(10.0)
+
+        assert (said, status, ended, child.runs) == (b"up\n", 7, True, False)
+        assert gone()
+        assert await child.status() == 7
+
+
+async def test_a_child_gets_no_secrets_of_the_daemon(monkeypatch):
+    """The URL of Redis may have a password. A child's own environment is as its owner says."""
+    monkeypatch.setenv("TMD_REDIS__URL", "redis://:hidden@r")
+    show = python("import os; print(os.environ.get('TMD_REDIS__URL'), 'PATH' in os.environ)")
+    said = []
+    for env in (None, {"TMD_REDIS__URL": "mine"}):
+        child = Child.start(show, env=env)
+        said.append(await output(child))
+        await child.end(10.0)
+
+    assert said == [b"None True\n", b"mine False\n"]
 
 
 PROBES = {

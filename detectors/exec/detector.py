@@ -229,11 +229,9 @@ class CheckRunner:
                 "is not run again, as a process of its last run cannot be killed: see "
                 f"'ps --ppid {self._warden.pid} -o pid,stat,wchan,args'",
             )
-        # The daemon's variables TMD_... may contain secrets.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
         command = bare_python(WARDEN, str(os.getpid()), *self._check.command)
         try:
-            self._warden = Child.start(command, stdin=True, stderr=True, env=environment)
+            self._warden = Child.start(command, stdin=True, stderr=True)
         except (OSError, ValueError) as error:
             return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {in_words(error)}")
         try:
