@@ -150,7 +150,12 @@ class DetectorContext(Protocol):
 
 
 class Detector(ABC):
-    """States facts about one host. One object per daemon; runs in its own task."""
+    """States facts about one host. Runs in its own task, on the daemon's event loop.
+
+    The daemon makes an object of it at its start and at each reload, and drops the new one if the
+    configuration of the detector has not changed. So ``__init__`` acquires nothing that must be
+    given back, such as a file, a thread or a socket: acquire it in :meth:`watch`.
+    """
 
     name: ClassVar[str]
     Config: ClassVar[type[DetectorConfig]] = DetectorConfig
@@ -159,7 +164,12 @@ class Detector(ABC):
     restarted when it does not. The deadline rests while it waits in a call of its context."""
 
     def supported(self) -> str | None:
-        """Why this detector cannot work on this host, or ``None`` if it can."""
+        """Why this detector cannot work on this host, or ``None`` if it can.
+
+        Must not block, like :meth:`watch`: it is called on the event loop before each start of
+        :meth:`watch`, and again every ten seconds while it gives a reason, or more rarely if it
+        takes longer than a tenth of a second. Start no tool in it.
+        """
         return None
 
     def supported_with(self, config: DetectorConfig) -> str | None:

@@ -12,6 +12,8 @@ from tests.daemon.tasks import running
 from tmd.core.alerts.findings import BANNED, DECLARED, FindingRules
 from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.core.values.requests import HealthyRequest
+from tmd.daemon.detector_run import BLAMED_S
+from tmd.daemon.foreign_code import BLOCKS_S
 from tmd.daemon.health import HostHealth
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
@@ -50,6 +52,13 @@ class Broken(Forgetful):
 
     def declared_healthy(self, code):
         raise RuntimeError("broken")
+
+
+class Blocking(Forgetful):
+    name = "blocking"
+
+    def declared_healthy(self, code):
+        time.sleep(1.2 * BLOCKS_S)
 
 
 class Ending(Forgetful):
@@ -209,3 +218,26 @@ async def test_a_detector_that_ends_the_process_at_a_declaration_of_health_is_co
 
     assert forgetful.declared == ["gpu.lost"] * 2
     assert data.healthy == {}
+
+
+@pytest.mark.parametrize(
+    ("detector", "problem"),
+    [
+        (Broken, "declared_healthy() fails: broken"),
+        (Blocking, "declared_healthy() blocks"),
+    ],
+)
+async def test_a_detector_that_fails_or_blocks_at_a_declaration_is_a_finding_for_a_while(
+    detector, problem, tmp_path
+):
+    data = MemoryStore()
+    async with daemon(data, tmp_path, detector()) as (watcher, health):
+        await data.client().declare_healthy(HealthyRequest("h1", "r1", code="gpu.lost"))
+        health.bell.ring()
+        await asyncio.sleep(0.5 * BLAMED_S)
+        found = {a.entity: a.message for a in watcher.board.alerts}
+        await asyncio.sleep(BLAMED_S)
+        after = watcher.board.alerts
+
+    assert problem in found[f"detector:{detector.name}"]
+    assert after == ()

@@ -13,12 +13,13 @@ from msgspec import structs
 
 from tmd.core.alerts.quota import BURST, MOST, PER_SECOND
 from tmd.core.values.model import Exit, Severity, Signal, State, Strategy
-from tmd.daemon.detector_run import ASK_S, BLOCKS_S, STOP_S
+from tmd.daemon.detector_run import ASK_S, ASK_SHARE, PROBATION_S, STOP_S
+from tmd.daemon.foreign_code import BLOCKS_S
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import PROBATION_S, AlertSinks, Watcher
+from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
@@ -133,6 +134,52 @@ async def test_a_detector_whose_source_appears_later_is_started_then(watching):
     assert before == []
     assert after == ["a.b"]
     assert later.asked == 101
+
+
+class Asking(Later):
+    """Asks a slow tool whether it can run, until the tool is swift."""
+
+    name = "asking"
+    slow = True
+
+    def supported(self):
+        if self.slow:
+            time.sleep(1.2 * BLOCKS_S)
+        return super().supported()
+
+
+async def test_a_detector_whose_supported_blocks_is_named_and_asked_rarely(watching):
+    """Asked every ten seconds, it would keep the daemon from an eighth of its work."""
+    asking = Asking()
+    async with watching(asking) as (watcher, store):
+        await asyncio.sleep(ASK_S)
+        named = {a.entity: a.message for a in watcher.board.alerts}
+        await asyncio.sleep(0.9 * BLOCKS_S / ASK_SHARE)
+        rarely, asking.slow = asking.asked, False
+        await asyncio.sleep(2 * BLOCKS_S / ASK_SHARE)
+        news = [a.state for a in store.stream if a.code == "detector.failed"]
+
+    assert "supported() blocks" in named["detector:asking"]
+    assert rarely == 1
+    assert asking.asked > 3
+    assert news == [State.RAISED, State.CLEARED]
+
+
+class Unready(Crashing):
+    """Crashes once, and is not supported any more."""
+
+    name = "unready"
+
+    def supported(self):
+        return "its driver is gone" if self.starts else None
+
+
+async def test_a_detector_that_crashed_and_cannot_run_any_more_has_not_failed(watching):
+    async with watching(Unready()) as (_, store):
+        await asyncio.sleep(30)
+        news = [a.state for a in store.stream if a.code == "detector.failed"]
+
+    assert news == [State.RAISED, State.CLEARED]
 
 
 async def test_a_signal_becomes_an_alert_that_is_held_and_published(watching):

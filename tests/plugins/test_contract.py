@@ -78,6 +78,24 @@ class Slow(Sound):
         time.sleep(0.05)
 
 
+class SlowAtFirst(Sound):
+    """Or the machine was busy."""
+
+    calls = 0
+
+    def supported(self):
+        self.calls += 1
+        if self.calls == 1:
+            time.sleep(1.5 * kit.QUICK_S)
+
+
+class Tool(Sound):
+    """Asks a tool of a vendor each time."""
+
+    def supported(self):
+        time.sleep(1.5 * kit.QUICK_S)
+
+
 class ExitsSupported(Sound):
     def supported(self):
         sys.exit(0)
@@ -232,6 +250,15 @@ def test_the_kit_finds_a_broken_config(broken, reason):
 def test_the_kit_finds_a_broken_supported(broken, reason):
     with pytest.raises(BrokenContract, match=reason):
         kit.check_supported(broken(), within_s=0.01)
+
+
+def test_a_supported_that_asks_a_slow_tool_each_time_blocks_the_daemon():
+    """It may be slow once, though: the daemon calls it again and again."""
+    kit.check_supported(SlowAtFirst())
+    with pytest.raises(BrokenContract, match="on the event loop, again and again"):
+        kit.check_supported(Tool())
+
+    assert kit.QUICK_S <= 0.2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import pytest
 
 from tmd.config import Plugins, parse
 from tmd.core.values.errors import ConfigError, PluginError
+from tmd.daemon.foreign_code import BLOCKS_S
 from tmd.daemon.plugins import installed, load, load_detectors, load_policies, strangers
 from tmd.plugin import (
     DETECTOR_GROUP,
@@ -93,6 +95,13 @@ class Ending(Keen):
 
     def __init__(self):
         raise SystemExit(0)
+
+
+class Slow(Keen):
+    name = "slow"
+
+    def __init__(self):
+        time.sleep(1.2 * BLOCKS_S)
 
 
 class Leaving(Odd):
@@ -286,6 +295,16 @@ def test_a_plug_in_that_ends_the_process_cannot_be_used(settings, tmp_path, monk
             load([broken], Detector, Plugins())
     with pytest.raises(ConfigError, match=r"raised SystemExit\(0\)"):
         load_policies(keys, [point("leaving")])
+
+
+def test_a_plug_in_whose_constructor_blocks_is_named(settings):
+    """A daemon that is reloaded stands still meanwhile."""
+    named = []
+    points = [point("keen"), point("slow")]
+    load_detectors(settings(), points, slow=lambda *found: named.append(found))
+
+    assert [origin.name for origin, _ in named] == ["slow"]
+    assert named[0][1] > BLOCKS_S
 
 
 def test_a_duplicate_name_is_refused():

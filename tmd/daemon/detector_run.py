@@ -15,19 +15,24 @@ from typing import Any
 import structlog
 
 from tmd.core.alerts.quota import BURST, PER_SECOND, Allowance
-from tmd.daemon.foreign_code import contained_exit
+from tmd.daemon.foreign_code import BLOCKS_S, contained_exit, timed_code
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
-from tmd.plugin import DetectorConfig, WorkerEvent
+from tmd.plugin import DetectorConfig, Severity, Signal, State, WorkerEvent
 
 log = structlog.get_logger("tmd.watcher")
 
-ASK_S = 10.0
-"""Interval at which a detector that cannot run on this host is checked again."""
+ASK_S, LONGEST_ASK_S = 10.0, 600.0
+"""Shortest and longest pause before a detector that cannot run on this host is asked again."""
+ASK_SHARE = 0.01
+"""In between, it is asked so rarely that its answers take this share of the daemon's time."""
+PROBATION_S = 10.0
+"""A restarted detector that runs for this long has recovered."""
+BLAMED_S = 60.0
+"""One that goes on after it has blocked, or after a call of it has failed, has recovered then."""
+FAILED = "detector.failed"
 STOP_S = 5.0
 """Longest wait for a detector that is to end."""
-BLOCKS_S = 1.0
-"""A detector that keeps the event loop for this long keeps the daemon from its work."""
 
 
 class StopRequest(Enum):
@@ -43,7 +48,7 @@ class StopRequest(Enum):
 class WatchedDetector:
     """A detector and its task, if it runs."""
 
-    def __init__(self, loaded: LoadedDetector) -> None:
+    def __init__(self, loaded: LoadedDetector, report: Callable[[Signal], None]) -> None:
         self.loaded = loaded
         self.strategy, self.rules = loaded.strategy, loaded.rules
         """May change while the detector runs."""
@@ -52,6 +57,64 @@ class WatchedDetector:
         self.successor: LoadedDetector | None = None
         """What is started once an overdue one ends; ``None``: it was removed."""
         self.allowance = Allowance(BURST, PER_SECOND)
+        self.conduct = Conduct(loaded.origin.name, report)
+
+
+class Conduct:
+    """The finding about a detector that fails: ``report`` gets it, and its end."""
+
+    def __init__(self, name: str, report: Callable[[Signal], None]) -> None:
+        self._name = name
+        self._report = report
+        self._recovery: asyncio.TimerHandle | None = None
+        self._failed = False
+        """Whether the finding stays until the detector runs, or answers, again."""
+
+    def begins(self) -> None:
+        """It runs."""
+        self._recovers(PROBATION_S)
+
+    def failed(self, problem: str) -> None:
+        """It has ended, or does not stop."""
+        self.ends()
+        self._failed = True
+        self._raise(problem)
+
+    def ends(self) -> None:
+        """Its run is over: it recovers no more."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+
+    def answered(self, took_s: float) -> None:
+        """It has said whether it can run on this host. A failure before that is over."""
+        self._recovers(0.0)
+        if took_s > BLOCKS_S:
+            self.blocked("supported()", took_s)
+            self.ends()  # until it answers sooner, or runs
+
+    def blocked(self, call: str, seconds: float) -> None:
+        """``call`` has kept the event loop for so long."""
+        rounded = round(seconds, 1)
+        log.warning("detector blocks", detector=self._name, call=call, seconds=rounded)
+        self.blamed(f"keeps the daemon from its work, last for {rounded} s: {call} blocks")
+
+    def blamed(self, problem: str) -> None:
+        """It goes on after ``problem``. The finding ends after a while without another one."""
+        if not self._failed:
+            self._recovers(BLAMED_S)
+            self._raise(problem)
+
+    def _recovers(self, after_s: float) -> None:
+        self.ends()
+        self._failed = False
+        loop = asyncio.get_running_loop()
+        self._recovery = loop.call_later(after_s, self._report, self._finding(State.CLEARED, ""))
+
+    def _raise(self, problem: str) -> None:
+        self._report(self._finding(State.RAISED, problem))
+
+    def _finding(self, state: State, problem: str) -> Signal:
+        return Signal(FAILED, f"detector:{self._name}", Severity.WARNING, state, problem)
 
 
 class Context:
@@ -111,14 +174,21 @@ class Context:
             self._roster.unsubscribe(feed)
 
 
-async def supported(loaded: LoadedDetector) -> None:
-    """Return once the detector can run on this host: a driver or log may appear later."""
+async def supported(loaded: LoadedDetector, answered: Callable[[float], None]) -> None:
+    """Return once the detector can run on this host: a driver or log may appear later. ``answered``
+    gets the duration in seconds of each answer."""
     logged = ""
-    while (reason := loaded.why_not()) is not None:
+    while True:
+        began = time.monotonic()
+        reason = loaded.why_not()
+        took = time.monotonic() - began
+        answered(took)
+        if reason is None:
+            return
         if reason != logged:
             log.info("detector not used", detector=loaded.origin.name, reason=reason)
         logged = reason
-        await asyncio.sleep(ASK_S)
+        await asyncio.sleep(min(max(ASK_S, took / ASK_SHARE), LONGEST_ASK_S))
 
 
 Watching = Coroutine[Any, Any, None]
@@ -134,15 +204,11 @@ async def timed(begin: Callable[[], Watching], blocked: Callable[[float], None])
 def _steps(work: Watching, blocked: Callable[[float], None]) -> Generator[Any, Any, None]:
     step = partial(work.send, None)
     while True:
-        began = time.monotonic()
         try:
-            with contained_exit(asyncio.CancelledError):
+            with timed_code(blocked), contained_exit(asyncio.CancelledError):
                 waits_for = step()
         except StopIteration:
             return
-        finally:
-            if (took := time.monotonic() - began) > BLOCKS_S:
-                blocked(took)
         try:
             yield waits_for
             step = partial(work.send, None)

@@ -1,13 +1,17 @@
 """Calls of plug-in code in the daemon's own thread: whatever it raises is an error that the daemon
-can contain.
+can contain, and code that takes long is named.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+BLOCKS_S = 1.0
+"""Code that keeps the event loop for this long keeps the daemon from its work."""
 
 
 class PluginExit(RuntimeError):
@@ -31,6 +35,17 @@ def contained_exit(*passing: type[BaseException]) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt) and _sigint_raises():
             raise
         raise PluginExit(f"raised {error!r}, which ends a process") from error
+
+
+@contextmanager
+def timed_code(blocked: Callable[[float], None]) -> Iterator[None]:
+    """Call ``blocked`` with the duration in seconds if the code takes longer than ``BLOCKS_S``."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if (took := time.monotonic() - began) > BLOCKS_S:
+            blocked(took)
 
 
 def _sigint_raises() -> bool:

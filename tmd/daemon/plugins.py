@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from tmd.config import Plugins, Settings, nearest
 from tmd.core.alerts.findings import AT_ONCE, FindingRules
 from tmd.core.values.errors import ConfigError, PluginError
 from tmd.core.values.reasons import in_words
-from tmd.daemon.foreign_code import contained_exit
+from tmd.daemon.foreign_code import contained_exit, timed_code
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
@@ -37,6 +38,14 @@ class PluginOrigin(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"plug-in '{self.name}' ({self.target}, from {self.distribution})"
+
+
+OnSlow = Callable[[PluginOrigin, float], None]
+"""Gets a plug-in whose import and construction have taken so many seconds that a daemon notices."""
+
+
+def _never_mind(origin: PluginOrigin, seconds: float) -> None:
+    """Nothing else waits for the plug-in."""
 
 
 class LoadedDetector(Struct, frozen=True):
@@ -87,7 +96,7 @@ def installed(group: str) -> list[EntryPoint]:
 
 
 def load(
-    points: Iterable[EntryPoint], base: type, rules: Plugins
+    points: Iterable[EntryPoint], base: type, rules: Plugins, slow: OnSlow = _never_mind
 ) -> dict[str, tuple[Any, PluginOrigin]]:
     """Instances by name of all plug-ins in ``points`` that ``rules`` allow.
 
@@ -104,12 +113,13 @@ def load(
                 f"{origin}: the name is taken by {found[point.name][1]}; "
                 "uninstall one of them or list it under [plugins] deny"
             )
-        found[point.name] = (_instance(point, base, origin), origin)
+        with timed_code(partial(slow, origin)):
+            found[point.name] = (_instance(point, base, origin), origin)
     return found
 
 
 def load_detectors(
-    settings: Settings, points: Sequence[EntryPoint] | None = None
+    settings: Settings, points: Sequence[EntryPoint] | None = None, slow: OnSlow = _never_mind
 ) -> list[LoadedDetector]:
     """All enabled detectors with their configuration.
 
@@ -118,7 +128,7 @@ def load_detectors(
         ConfigError: ``[detectors.<name>]`` has a key or value that the detector does not accept.
     """
     points = installed(DETECTOR_GROUP) if points is None else points
-    found = load(points, Detector, settings.plugins)
+    found = load(points, Detector, settings.plugins, slow)
     for name in settings.detectors:
         if name not in {p.name for p in points}:
             raise ConfigError(
@@ -131,7 +141,9 @@ def load_detectors(
     ]
 
 
-def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None) -> list[Policy]:
+def load_policies(
+    settings: Settings, points: Sequence[EntryPoint] | None = None, slow: OnSlow = _never_mind
+) -> list[Policy]:
     """The enabled policies in configured order.
 
     Raises:
@@ -140,7 +152,7 @@ def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None
             value of its ``[policies.<name>]``.
     """
     points = installed(POLICY_GROUP) if points is None else points
-    found = load(points, Policy, settings.plugins)
+    found = load(points, Policy, settings.plugins, slow)
     known = {p.name for p in points}
     for name in settings.policies.own:
         if name not in known:

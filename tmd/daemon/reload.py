@@ -18,7 +18,7 @@ from tmd.daemon import logs
 from tmd.daemon.bus import WakeEvent
 from tmd.daemon.injections import Injections
 from tmd.daemon.leader import Leader
-from tmd.daemon.plugins import load_detectors, load_policies
+from tmd.daemon.plugins import PluginOrigin, load_detectors, load_policies
 from tmd.daemon.systemd import Notifier
 from tmd.daemon.watcher import Watcher
 
@@ -44,6 +44,10 @@ def fixed(before: Settings, after: Settings) -> list[str]:
 def taken_over(before: Settings, after: Settings) -> Settings:
     """The resulting settings: the reloadable sections of ``after``, the rest unchanged."""
     return structs.replace(before, **{section: getattr(after, section) for section in LIVE})
+
+
+def _log_slow(origin: PluginOrigin, seconds: float) -> None:
+    log.warning("plug-in blocks as it is loaded", plugin=origin.name, seconds=round(seconds, 1))
 
 
 class Reloader:
@@ -79,7 +83,8 @@ class Reloader:
         try:
             after = self._read()
             ahead = taken_over(self._settings, after)
-            detectors, policies = load_detectors(ahead), load_policies(ahead)
+            detectors = load_detectors(ahead, slow=_log_slow)
+            policies = load_policies(ahead, slow=_log_slow)
         except (ConfigError, PluginError) as error:
             log.error(KEPT, error=str(error))
             return "configuration not reloaded: it is invalid"

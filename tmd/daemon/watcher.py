@@ -21,12 +21,13 @@ from tmd.core.alerts.injection import injector
 from tmd.core.alerts.reconfiguration import farewells, lesser, with_strategy
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
-from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.values.model import Alert, Signal, State, Strategy
 from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import AlertCounter
 from tmd.daemon.detector_run import (
+    FAILED,
     STOP_S,
     Context,
     DetectorRun,
@@ -34,7 +35,7 @@ from tmd.daemon.detector_run import (
     WatchedDetector,
     supported,
 )
-from tmd.daemon.foreign_code import contained_exit
+from tmd.daemon.foreign_code import contained_exit, timed_code
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -46,9 +47,6 @@ BATCH = 100
 RESTART_S = (1.0, 60.0)
 GIVE_UP_S = STOP_S + 1.0
 """How long a reload waits for a detector that is to end."""
-PROBATION_S = 10.0
-"""A restarted detector that runs for this long has recovered."""
-FAILED = "detector.failed"
 REPEAT_S = 0.5
 LATE_S = 0.5
 """A turn of the loop later than this means that the daemon itself was not running."""
@@ -79,7 +77,7 @@ class Watcher:
         self.counter = AlertCounter()
         self._host = host
         self._incarnation = incarnation
-        self._watched = {loaded.origin.name: WatchedDetector(loaded) for loaded in detectors}
+        self._watched = {each.origin.name: self._new(each) for each in detectors}
         self._tasks = asyncio.TaskGroup()
         self._roster = roster
         self._store, self._store_health, self._journal, unwritten = sinks
@@ -123,11 +121,17 @@ class Watcher:
                     # A new permission is meant for the new configuration, which does not run yet.
                     self._take(known, lesser(loaded.strategy, known.strategy), known.rules)
                     continue
-            self._watched[name] = known = known or WatchedDetector(loaded)
+            self._watched[name] = known = known or self._new(loaded)
             self._start(known, loaded)
             restarted.append(name)
         self._roster.urgent.ring()
         return restarted
+
+    def _new(self, loaded: LoadedDetector) -> WatchedDetector:
+        def report(found: Signal) -> None:
+            self.fold(found, "watcher", Strategy.ADVISE)
+
+        return WatchedDetector(loaded, report)
 
     def _start(self, watched: WatchedDetector, loaded: LoadedDetector) -> None:
         watched.loaded, watched.request = loaded, StopRequest.NONE
@@ -144,6 +148,7 @@ class Watcher:
         name = watched.loaded.origin.name
         if self._watched.get(name) is watched:  # it may have ended while it was waited for
             del self._watched[name]
+            watched.conduct.ends()
             self._forget(name)
 
     async def _stop(self, watched: WatchedDetector, successor: LoadedDetector | None) -> bool:
@@ -208,13 +213,16 @@ class Watcher:
         now = time.time()
         board, news = triage.declared_healthy(self.board, request, now)
         self._note(board, news)
-        newer = triage.with_newer(board, request, now)
-        for name in [each for each in self._watched if each not in newer]:
+        newer, call = triage.with_newer(board, request, now), "declared_healthy()"
+        for name, watched in self._watched.items():
+            if name in newer:
+                continue
             try:
-                with contained_exit():
-                    self._watched[name].loaded.detector.declared_healthy(request.code)
-            except Exception:  # contained, as whatever a detector raises
+                with timed_code(partial(watched.conduct.blocked, call)), contained_exit():
+                    watched.loaded.detector.declared_healthy(request.code)
+            except Exception as error:  # contained, as whatever a detector raises
                 log.exception("detector failed at 'tmd set-healthy'", detector=name)
+                watched.conduct.blamed(f"{call} fails: {in_words(error)}")
 
     def terms(self) -> dict[str, tuple[Strategy, FindingRules]]:
         """The strategy of each enabled detector, and when its findings count."""
@@ -249,7 +257,7 @@ class Watcher:
         while True:
             started = asyncio.get_running_loop().time()
             try:
-                await supported(loaded)
+                await supported(loaded, watched.conduct.answered)
                 await self._attend(watched)
                 problem = "ended, although it should watch forever"
             except asyncio.CancelledError:
@@ -267,7 +275,7 @@ class Watcher:
                 return self._succeed(watched)
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 pause = RESTART_S[0]
-            self._report_failure(loaded, problem)
+            watched.conduct.failed(problem)
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_S[1])
 
@@ -276,23 +284,10 @@ class Watcher:
         loaded = watched.loaded
         loaded.state_dir.mkdir(parents=True, exist_ok=True)
         context = Context(self._host, loaded, self._roster)
-        recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
-
-        def stuck() -> None:
-            recovery.cancel()
-            self._report_failure(loaded, "missed its deadline and does not stop")
-
-        def blocked(seconds: float) -> None:
-            nonlocal recovery
-            log.warning("detector blocks", detector=loaded.origin.name, seconds=round(seconds, 1))
-            if recovery.cancelled():
-                return  # it is stuck, and that finding stays
-            recovery.cancel()
-            loop = asyncio.get_running_loop()
-            recovery = loop.call_later(RESTART_S[1], self._recovered, loaded)
-            problem = f"keeps the daemon from its work, last for {seconds:.1f} s: watch() blocks"
-            self._report_failure(loaded, problem)
-
+        conduct = watched.conduct
+        conduct.begins()
+        stuck = partial(conduct.failed, "missed its deadline and does not stop")
+        blocked = partial(conduct.blocked, "watch()")
         begin = partial(self._watch, watched, context)
         run = DetectorRun(begin, context, loaded.detector.deadline_s, stuck, blocked)
         try:
@@ -310,7 +305,7 @@ class Watcher:
                         raise
                     task.uncancel()
         finally:
-            recovery.cancel()
+            conduct.ends()
 
     async def _watch(self, watched: WatchedDetector, context: Context) -> None:
         loaded = watched.loaded
@@ -322,12 +317,6 @@ class Watcher:
                     # Only after a clearing that is news: a finding that flaps is still cleared.
                     watched.allowance = watched.allowance.spent(context.now())
                     await context.sleep(watched.allowance.owed_s)
-
-    def _report_failure(self, loaded: LoadedDetector, problem: str) -> None:
-        self.fold(_failure(loaded, State.RAISED, problem), "watcher", Strategy.ADVISE)
-
-    def _recovered(self, loaded: LoadedDetector) -> None:
-        self.fold(_failure(loaded, State.CLEARED, ""), "watcher", Strategy.ADVISE)
 
     # --- around them ------------------------------------------------------------------------------
 
@@ -393,8 +382,3 @@ class Watcher:
             self._roster.repeat(before)
             if self.board.suspects or self.board.memory.stood:
                 self._note(*triage.ripened(self.board, now=time.time(), clock=before))
-
-
-def _failure(loaded: LoadedDetector, state: State, problem: str) -> Signal:
-    entity = f"detector:{loaded.origin.name}"
-    return Signal(FAILED, entity, Severity.WARNING, state, problem)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -45,8 +46,10 @@ from tmd.testing.cluster import failing_job
 from tmd.testing.watching import BrokenContract as BrokenContract
 from tmd.testing.watching import HurriedContext, watched
 
-QUICK_S = 2.0
-"""Limit for ``supported()``, which is called at start, on the event loop."""
+QUICK_S = 0.2
+"""Limit for ``supported()``, which the daemon calls again and again, on the event loop."""
+TRIES = 5
+"""Calls of which the swiftest counts: others may take the processor meanwhile."""
 CLOSE_S = 10.0
 CODE = re.compile(r"[\w-]+(\.[\w-]+)+")
 
@@ -117,23 +120,35 @@ def check_config(plugin: Detector | Policy) -> None:
 
 
 def check_supported(detector: Detector, within_s: float = QUICK_S) -> None:
-    """``supported()`` and ``supported_with()`` give a reason or ``None``, and soon."""
+    """``supported()`` and ``supported_with()`` give a reason or ``None``, and soon. The swiftest of
+    a few calls counts."""
     config = detector.Config()
     for name, ask in (
         ("supported()", detector.supported),
         ("supported_with()", partial(detector.supported_with, config)),
     ):
-        started = time.monotonic()
-        try:
-            with contained_exit():
-                reason: object = ask()
-        except PluginExit as error:
-            raise BrokenContract(f"{name} of {detector.name} {in_words(error)}") from error
-        took = time.monotonic() - started
-        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
-            raise BrokenContract(f"{name} of {detector.name} gives {reason!r}, no reason")
-        if took > within_s:
-            raise BrokenContract(f"{name} of {detector.name} took {took:.1f} s")
+        call = f"{name} of {detector.name}"
+        took = [_answer_time(call, ask)]
+        while min(took) > within_s and len(took) < TRIES:
+            took.append(_answer_time(call, ask))
+        if min(took) > within_s:
+            raise BrokenContract(
+                f"{call} took {min(took):.2f} s: it is called on the event loop, again and again "
+                "while it gives a reason"
+            )
+
+
+def _answer_time(call: str, ask: Callable[[], object]) -> float:
+    """The time that ``ask`` takes, in seconds."""
+    started = time.monotonic()
+    try:
+        with contained_exit():
+            reason = ask()
+    except PluginExit as error:
+        raise BrokenContract(f"{call} {in_words(error)}") from error
+    if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+        raise BrokenContract(f"{call} gives {reason!r}, no reason")
+    return time.monotonic() - started
 
 
 def check_import(point: EntryPoint) -> None:
