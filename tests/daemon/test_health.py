@@ -241,3 +241,33 @@ async def test_a_detector_that_fails_or_blocks_at_a_declaration_is_a_finding_for
 
     assert problem in found[f"detector:{detector.name}"]
     assert after == ()
+
+
+class Stating(Forgetful):
+    """States its finding when it begins and when it ends."""
+
+    name = "stating"
+    holds = True
+
+    async def watch(self, ctx):
+        known = False
+        while True:
+            if self.holds is not known:
+                yield SIGNAL if self.holds else OVER
+            known = self.holds
+            await ctx.sleep(1)
+
+
+async def test_a_finding_that_is_stated_once_is_not_shown_after_a_declaration_until_it_comes_back(
+    tmp_path,
+):
+    data, stating, shown = MemoryStore(), Stating(), []
+    async with daemon(data, tmp_path, stating) as (watcher, health):
+        await asyncio.sleep(5)
+        await data.client().declare_healthy(HealthyRequest("h1", "r1", by="ann"))
+        health.bell.ring()
+        for stating.holds in (True, False, True):
+            await asyncio.sleep(60)
+            shown.append([a.code for a in watcher.board.alerts])
+
+    assert shown == [[], [], ["gpu.lost"]]
