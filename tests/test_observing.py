@@ -70,6 +70,20 @@ def test_scan_tells_by_its_status(config, tmp_path, status, severity):
     assert answer["watched"] == ["exec"]
 
 
+def test_a_scan_whose_check_does_not_end_knows_nothing_of_the_host(config, tmp_path):
+    """It would look healthy. Of another check that has failed it knows enough."""
+    hangs = 'name = "hangs"\ncommand = ["/bin/sh", "-c", "sleep 60"]\n'
+    path = config(more=f"[[detectors.exec.checks]]\n{hangs}{ONLY_EXEC}")
+    done = tmd("scan", "--json", "--seconds", "1", "-c", path)
+    people = tmd("scan", "--seconds", "1", "-c", path)
+    fails = config(script(tmp_path, 2), f"[[detectors.exec.checks]]\n{hangs}{ONLY_EXEC}")
+
+    assert done.returncode == people.returncode == 3
+    assert json.loads(done.stdout)["unanswered"] == ["exec"]
+    assert "exec has not answered within 1 s" in people.stderr
+    assert tmd("scan", "--seconds", "3", "-c", fails).returncode == 2
+
+
 def test_scan_for_people(config, tmp_path):
     """Findings are listed, and the exit status says that there are some."""
     path = config(script(tmp_path, 2), ONLY_EXEC)

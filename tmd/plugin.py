@@ -140,7 +140,8 @@ class DetectorContext(Protocol):
         """Monotonic seconds: the only clock for time-outs."""
 
     async def sleep(self, seconds: float) -> None:
-        """Pause; also shows the supervisor that the detector is alive."""
+        """Pause; also shows the supervisor that the detector is alive, and ``tmd scan`` that it is
+        through its first look."""
 
     def worker_events(self) -> AsyncIterator[WorkerEvent]:
         """Every change of a worker of this host, and all live ones again every half second.

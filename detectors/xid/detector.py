@@ -123,6 +123,7 @@ class XidDetector(Detector):
                         yield signal
                 for signal in [*follower.period(ctx.now(), *_troubles(log, received))]:
                     yield signal
+                await ctx.sleep(0)  # shows that it is through
                 fds = (s.fd for s in (log, received) if s is not None)
                 await readable([fd for fd in fds if fd is not None], FLUSH_S)
         finally:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -24,6 +25,14 @@ from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.testing import MemoryStore
 
 Hear = Callable[[str, Signal], None]
+
+
+class Seen(NamedTuple):
+    """What detectors have found."""
+
+    alerts: tuple[Alert, ...]
+    unanswered: list[str]
+    """Detectors that are not through their first look."""
 
 
 class CutShort(Exception):
@@ -66,8 +75,8 @@ class Listening(Watcher):
 
 def watch(
     settings: Settings, detectors: list[LoadedDetector], hear: Hear, seconds: float | None = None
-) -> tuple[Alert, ...]:
-    """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``; return the open alerts.
+) -> Seen:
+    """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``.
 
     There are no workers here, so detectors that watch workers see none. Each works on a
     copy of its folder, so that the daemon's own detector still judges what was seen here.
@@ -90,7 +99,7 @@ def _copied(loaded: LoadedDetector, folder: Path) -> LoadedDetector:
     return structs.replace(loaded, state_dir=copy)
 
 
-async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]:
+async def _watch(watcher: Listening, seconds: float | None) -> Seen:
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
@@ -109,7 +118,7 @@ async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]
         pass
     if running.done():
         await running  # it only ends with an error
-    raised = watcher.board.alerts
+    seen = Seen(watcher.board.alerts, watcher.unanswered)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     watcher.close()
@@ -117,4 +126,4 @@ async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]
         raise watcher.unheard
     if received and seconds is not None:
         raise CutShort(received[0])
-    return raised
+    return seen

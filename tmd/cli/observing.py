@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tmd.core.values.model import Alert, Signal
     from tmd.daemon.plugins import LoadedDetector
 
-HEALTHY, DEGRADED, FAILED = 0, 1, 2
+HEALTHY, DEGRADED, FAILED, UNKNOWN = 0, 1, 2, 3
 
 detectors = typer.Typer(help="List detectors, or run one in the foreground.", no_args_is_help=True)
 
@@ -87,8 +87,9 @@ def scan(
 ) -> None:
     """Run all detectors on this host once. No Redis is needed.
 
-    Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed, 128 more than the
-    number of the signal that ended it early, as 130: nothing is known then.
+    Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed, 3 nothing has failed
+    but a detector did not get through its first look, as with a driver that hangs, 128 more than
+    the number of the signal that ended it early, as 130: nothing is known then.
     """
     from tmd.cli.foreground import CutShort, watch
     from tmd.config import load
@@ -99,17 +100,22 @@ def scan(
     reasons = {d.origin.name: _why_unused(d) for d in found}
     unused = {name: reason for name, reason in reasons.items() if reason is not None}
     try:
-        alerts = watch(settings, found, lambda *_: None, seconds)
+        alerts, unanswered = watch(settings, found, lambda *_: None, seconds)
     except CutShort as end:
         text = f"{end.name} ended the scan before its {seconds:g} s were over: no result"
         say(f"tmd: {text}", err=True)
         raise typer.Exit(128 + end.number) from None
     if as_json:
         watched = [name for name in reasons if name not in unused]
-        print_json({"alerts": alerts, "watched": watched, "unused": unused})
+        more = {"unused": unused, "unanswered": unanswered}
+        print_json({"alerts": alerts, "watched": watched, **more})
     else:
         _print_scan(alerts, unused)
+        for name in unanswered:
+            say(f"{name} has not answered within {seconds:g} s: use --seconds", err=True)
     status = health(alerts)
+    if unanswered and status != FAILED:
+        status = UNKNOWN
     if status:
         raise typer.Exit(status)
 

@@ -57,7 +57,14 @@ class WatchedDetector:
         self.successor: LoadedDetector | None = None
         """What is started once an overdue one ends; ``None``: it was removed."""
         self.allowance = Allowance(BURST, PER_SECOND)
+        self.context: Context | None = None
+        """That of its present run, or of its last one."""
         self.conduct = Conduct(loaded.origin.name, report)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether it runs and is not through its first look."""
+        return self.context is not None and not self.context.answered
 
 
 class Conduct:
@@ -125,6 +132,8 @@ class Context:
         self._loaded = loaded
         self._roster = roster
         self.alive_at = self.now()
+        self.answered = False
+        """Whether it has yielded or waited: it is through its first look."""
         self._waits = 0
         """Calls of this class that are waiting: that does not count against the detector."""
 
@@ -148,11 +157,12 @@ class Context:
         return self._waits > 0
 
     def beat(self) -> None:
-        self.alive_at = self.now()
+        self.alive_at, self.answered = self.now(), True
 
     @contextmanager
     def _wait(self) -> Iterator[None]:
         self._waits += 1
+        self.answered = True
         try:
             yield
         finally:  # the detector may cancel its wait, for example by a timeout of its own

@@ -224,6 +224,11 @@ class Watcher:
                 log.exception("detector failed at 'tmd set-healthy'", detector=name)
                 watched.conduct.blamed(f"{call} fails: {in_words(error)}")
 
+    @property
+    def unanswered(self) -> list[str]:
+        """Detectors that are not through their first look, so that nothing is known from them."""
+        return [name for name, watched in self._watched.items() if watched.is_unanswered]
+
     def terms(self) -> dict[str, tuple[Strategy, FindingRules]]:
         """The strategy of each enabled detector, and when its findings count."""
         return {name: (w.strategy, w.rules) for name, w in self._watched.items()}
@@ -283,7 +288,7 @@ class Watcher:
         """Run the detector until it ends, raises or falls silent."""
         loaded = watched.loaded
         loaded.state_dir.mkdir(parents=True, exist_ok=True)
-        context = Context(self._host, loaded, self._roster)
+        watched.context = context = Context(self._host, loaded, self._roster)
         conduct = watched.conduct
         conduct.begins()
         stuck = partial(conduct.failed, "missed its deadline and does not stop")
