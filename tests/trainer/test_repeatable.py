@@ -279,7 +279,7 @@ def test_a_loop_that_is_left_right_after_one_is_warned_of(
         if evaluates:
             script.evaluate()
         break
-    assert ("check at the top of the loop's body" in caplog.text) is evaluates
+    assert ("Check at the top of the loop's body" in caplog.text) is evaluates
 
 
 def test_a_loop_that_is_broken_off_after_a_broken_step_is_refused(script: Evaluated) -> None:

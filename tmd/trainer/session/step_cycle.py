@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from torch import Tensor
-from torch.amp import GradScaler
 
 from tmd.core.values.reasons import in_words
 from tmd.trainer.protocol.step_vote import VoteKind
@@ -80,7 +79,7 @@ class StepCycle:
         """Vote before the optimizers of ``registry``."""
         self._local, self._registry = local, registry
         self._unregistered = UnregisteredState(registry)
-        scalers = [o for o in registry.others if isinstance(o, GradScaler) and o.is_enabled()]
+        scalers = [each for each in registry.scalers if each.is_enabled()]
         self._scaled = bool(scalers)
         self._optimizers.attach(registry.optimizers, registry.faces, scalers)
 

@@ -134,11 +134,7 @@ class MovedParameters:
     def look(self, *, updates: bool = True, placed: bool = False) -> bool:
         """A step has come to its vote. ``updates``: an optimizer runs next. ``placed``: another
         state was put in place meanwhile. Returns whether a parameter has changed in the step of
-        which no copy was kept.
-
-        Raises:
-            RuntimeError: the state of an optimizer has changed.
-        """
+        which no copy was kept."""
         marks = self._marks()
         moved = _moved(self._kept, marks)
         if placed:

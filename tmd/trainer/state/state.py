@@ -34,6 +34,7 @@ from tmd.trainer.state.unwrapping import (
     expanded,
     refuse_hidden_in_module,
     refuse_hidden_in_optimizer,
+    scalers_of,
     unwrapped,
 )
 
@@ -161,11 +162,16 @@ class Registry:
             if not isinstance(o, nn.Module | torch.optim.Optimizer)
         ]
 
+    @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Also those inside registered objects: timm and others keep theirs in a class."""
+        found = {id(s): s for other in self.others for s in scalers_of(other)}
+        return list(found.values())
+
     def forget_unscaled(self) -> None:
         """Let a repeated step unscale its gradients again, which the scaler would refuse."""
-        for value in self._objects.values():
-            if isinstance(value, torch.amp.GradScaler):
-                forget_unscaled(value)
+        for scaler in self.scalers:
+            forget_unscaled(scaler)
 
     def collect(self) -> tuple[Layouts, list[Tensor]]:
         """Layouts of all objects and the tensors that they name, in one fixed order."""

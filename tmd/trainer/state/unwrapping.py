@@ -28,15 +28,23 @@ PARTS_OF_A_STEP = ("prepare_grads", "step_with_ready_grads")
 
 def expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What keeps the state: members of lists by number, what frameworks wrap, and the scalers that
-    Accelerate's optimizers and a script's own wrappers use."""
+    Accelerate's optimizers use."""
     found = list(_members(objects, _inner))
     yield from found
     known = {id(value) for _, value in found}
-    for name, value in _members(objects, lambda _, each: each):
-        for attribute, scaler in _scalers(value):
-            if id(scaler) not in known:
-                known.add(id(scaler))
-                yield f"{name}.{attribute}", scaler
+    for name, scaler in _members(objects, _scaler):
+        if id(scaler) not in known:
+            known.add(id(scaler))
+            yield f"{name}.scaler", scaler
+
+
+def scalers_of(value: object) -> list[torch.amp.GradScaler]:
+    """``value`` if it is a scaler, else those in its attributes. What it returns as its state is
+    that of its scaler, too."""
+    if isinstance(value, torch.amp.GradScaler):
+        return [value]
+    held = getattr(value, "__dict__", {}).values()
+    return [each for each in held if isinstance(each, torch.amp.GradScaler)]
 
 
 def _members(
@@ -50,14 +58,10 @@ def _members(
             yield name, found
 
 
-def _scalers(value: Any) -> list[tuple[str, Any]]:
-    """Scalers in attributes of ``value``, which a step uses and each rank has to vote on."""
-    if any(kind.__name__ == "AcceleratedOptimizer" for kind in type(value).__mro__):
-        return [] if value.scaler is None else [("scaler", value.scaler)]
-    if isinstance(value, nn.Module | torch.optim.Optimizer | torch.amp.GradScaler):
-        return []
-    own = getattr(value, "__dict__", {})
-    return [(name, each) for name, each in own.items() if isinstance(each, torch.amp.GradScaler)]
+def _scaler(_: str, value: Any) -> Any:
+    scaler = getattr(value, "scaler", None)
+    accelerated = any(kind.__name__ == "AcceleratedOptimizer" for kind in type(value).__mro__)
+    return scaler if accelerated else None
 
 
 def _inner(name: str, value: Any) -> Any:
