@@ -63,6 +63,9 @@ class Watch(TrainerCallback):
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         injector.reach("forward")
 
+    def on_prediction_step(self, *_: Any, **__: Any) -> None:
+        injector.reach("evaluation")
+
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         injector.reach("backward")
 

@@ -18,8 +18,8 @@ LARGEST = 1000
 RESTATED_S = 300.0
 """Time after the start of a daemon in which its detectors state again what still holds."""
 REBOOTED_S = 90.0
-"""The same after a boot of the host. A fault that the first load brings back comes later, and is a
-recurrence."""
+"""The same if the host has booted. What is found after that was not there at the start: it came
+back, for example with the first load of a GPU."""
 
 
 def lasting(memory: FindingMemory, raised: Iterable[Alert]) -> FindingMemory:

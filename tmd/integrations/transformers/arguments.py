@@ -90,6 +90,10 @@ def refuse(args: Any, model: Any) -> None:
         "batch_eval_metrics": args.batch_eval_metrics,
         # It writes from within a step, and each rank decides by itself.
         "enable_jit_checkpoint": getattr(args, "enable_jit_checkpoint", False),
+        # It writes to a model that does not move with a rank.
+        "sync_ref_model": getattr(args, "sync_ref_model", False),
+        # A standby would wait for what rank 0 sends before training.
+        "precompute_ref_log_probs": getattr(args, "precompute_ref_log_probs", False),
         # It gathers objects only in the first evaluation, which a worker that joins has not had.
         "eval_use_gather_object": args.eval_use_gather_object,
         "auto_find_batch_size": args.auto_find_batch_size,

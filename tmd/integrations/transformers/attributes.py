@@ -1,4 +1,4 @@
-"""The attributes of a trainer of another class, such as counters, that its steps change."""
+"""The attributes of classes derived from the trainer, such as counters, that its steps change."""
 
 from __future__ import annotations
 
@@ -6,21 +6,43 @@ import copy
 import logging
 from typing import Any
 
+import torch
+from torch import Tensor
+
 LARGEST = 1000
 """Items of a container that is still compared."""
+LONG, FLOATS = 32, "floats"
+"""Lists of more floats are copied and moved as a tensor: a trainer may add to one in each step."""
 
 log = logging.getLogger("tmd.trainer")
 
 
-def like(here: Any, value: Any) -> Any:
-    """A copy of ``value`` whose dictionaries are of the classes that ``here`` has: what moves with
-    a rank arrives as plain dictionaries."""
-    if not (isinstance(here, dict) and isinstance(value, dict)):
-        return copy.deepcopy(value)
-    found = copy.copy(here)
-    found.clear()
-    found.update({key: like(here.get(key), each) for key, each in value.items()})
-    return found
+def packed(value: Any) -> Any:
+    """``value`` as it moves with a rank: cheap to copy."""
+    if isinstance(value, dict):
+        return {key: packed(each) for key, each in value.items()}
+    if isinstance(value, list) and len(value) > LONG and all(type(v) is float for v in value):
+        return FLOATS, torch.tensor(value, dtype=torch.float64)
+    return value
+
+
+def unpacked(value: Any, here: Any) -> Any:
+    """What :func:`packed` was given, for the place of ``here``: its dictionaries are of the classes
+    that ``here`` has, since a rank moves plain ones, and its tensors on their devices."""
+    match value:
+        case (str(kind), Tensor() as floats) if kind == FLOATS:
+            return floats.tolist()
+        case Tensor():
+            return value.clone().to(here.device) if isinstance(here, Tensor) else value.clone()
+        case dict() if isinstance(here, dict):
+            found = copy.copy(here)
+            found.clear()
+            found.update({key: unpacked(each, here.get(key)) for key, each in value.items()})
+            return found
+        case dict():
+            return {key: unpacked(each, None) for key, each in value.items()}
+        case _:
+            return copy.deepcopy(value)
 
 
 def refuse_missing(trainer: Any) -> None:
@@ -36,19 +58,19 @@ def refuse_missing(trainer: Any) -> None:
 class UnnamedAttributes:
     """Warns of attributes that change while a trainer trains and do not move with its rank.
 
-    ``names``: attributes that a class above the trainer of tmd has made.
+    ``names``: attributes that a class derived from the trainer of tmd has made.
     """
 
     def __init__(self, trainer: Any, names: set[str]) -> None:
         values = {name: vars(trainer).get(name) for name in names}
         self._trainer = trainer
-        self._values = {n: copy.deepcopy(v) for n, v in values.items() if _is_plain(v)}
+        self._contents = {n: _content(v) for n, v in values.items() if _is_plain(v)}
 
     def warn(self) -> None:
         """Name each attribute that has changed, once."""
         now, kind = vars(self._trainer), type(self._trainer).__name__
-        for name in [n for n, v in self._values.items() if v is not now.get(n) != v]:
-            del self._values[name]
+        for name in [n for n, c in self._contents.items() if c != _content(now.get(n))]:
+            del self._contents[name]
             log.warning(
                 "%s.%s has changed while the trainer trains. It does not move with a rank, and "
                 "keeps its value if a step is repeated: if numbers or logs depend on it, and it is "
@@ -62,4 +84,20 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | set | dict):
         inner = value.values() if isinstance(value, dict) else value
         return len(value) <= LARGEST and all(map(_is_plain, inner))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
+
+
+def _content(value: Any) -> Any:
+    """What differs once ``value`` has changed. No device is asked for the values of a tensor."""
+    match value:
+        case Tensor():
+            return id(value), value._version
+        case float():
+            return repr(value)  # NaN equals itself
+        case list() | tuple():
+            return [_content(each) for each in value[: LARGEST + 1]]
+        case dict():
+            return {key: _content(each) for key, each in value.items()}
+        case set():
+            return frozenset(value)
+    return value

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState
 
 from tmd.integrations.epoch import refuse_rest
-from tmd.integrations.transformers.attributes import like
+from tmd.integrations.transformers.attributes import packed, unpacked
 
 STATE = (
     "epoch",
@@ -99,7 +99,8 @@ class TrainerProgress:
             "values": dict(self.values),
             "stopped": list(self.stopped),
             "own": {name: getattr(trainer, name) for name in OWN},
-            "moved": {name: getattr(trainer, name) for name in trainer.moved_attributes},
+            "moved": {name: packed(getattr(trainer, name)) for name in trainer.moved_attributes},
+            "trains": trainer.model.training,
             "state": {name: getattr(trainer.state, name) for name in STATE},
             "begun_own": {name: getattr(trainer, name) for name in BEGUN_OWN},
             "begun_state": {name: getattr(trainer.state, name) for name in BEGUN_STATE},
@@ -140,7 +141,9 @@ class TrainerProgress:
             for name, value in values.items():
                 setattr(owner, name, value)
         for name, value in state.get("moved", {}).items():  # 0.1.0 had none
-            setattr(trainer, name, like(getattr(trainer, name), value))
+            setattr(trainer, name, unpacked(value, getattr(trainer, name)))
+        # An evaluation that broke has left it in the other mode, by which trainers of TRL log.
+        trainer.model_wrapped.train(state.get("trains", True))
         if goes_on:
             trainer.control.should_training_stop, self.stopped = False, []
 

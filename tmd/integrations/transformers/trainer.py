@@ -56,11 +56,11 @@ class Trainer(SavingTrainer):
     """As in transformers, but a standby can take over a rank while it trains."""
 
     moved_attributes: tuple[str, ...] = ()
-    """Attributes of a class that builds on this one and changes them while it trains. They are
-    equal on all ranks, plain values or lists and dictionaries of these, and move with a rank."""
+    """Attributes that a derived class changes while it trains. They move with a rank. They must be
+    equal on all ranks, and plain values, tensors, or lists and dictionaries of these."""
 
     def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
-        above = set(vars(self))  # a class above may make some before this
+        above = set(vars(self))  # a derived class may make some before this
         args = args or TrainingArguments("tmp_trainer")
         refuse(args, model)
         if type(self)._run_epoch is not Trainer._run_epoch:
