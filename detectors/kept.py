@@ -12,6 +12,9 @@ from tmd_detectors.trouble import Trouble
 
 from tmd.plugin import ReplacedFile, Signal, boot_id
 
+PATIENCE_S = 0.2
+"""Longest time for which a write holds up the daemon. Its other writes may wait, too."""
+
 
 class KeptUntilBoot(Struct, frozen=True):
     """A value that is valid until the host boots again."""
@@ -36,7 +39,7 @@ class Saved:
     """The file of such a value, in which a disk that hangs holds no detector up."""
 
     def __init__(self, path: Path) -> None:
-        self._file = ReplacedFile(path)
+        self._file = ReplacedFile(path, PATIENCE_S)
 
     def keep(self, memory: KeptUntilBoot) -> str:
         """Replace the file atomically. Returns why that has failed; empty if it has not."""

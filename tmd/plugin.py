@@ -140,8 +140,10 @@ class DetectorContext(Protocol):
         """Monotonic seconds: the only clock for time-outs."""
 
     async def sleep(self, seconds: float) -> None:
-        """Pause; also shows the supervisor that the detector is alive, and ``tmd scan`` that it is
-        through its first look."""
+        """Pause; also shows the supervisor that the detector is alive."""
+
+    def looked(self) -> None:
+        """The detector has looked at all that it watches, at least once: see ``says_looked``."""
 
     def worker_events(self) -> AsyncIterator[WorkerEvent]:
         """Every change of a worker of this host, and all live ones again every half second.
@@ -163,6 +165,10 @@ class Detector(ABC):
     deadline_s: ClassVar[float | None] = None
     """If set: the detector promises to yield, sleep or take an event at least this often, and is
     restarted when it does not. The deadline rests while it waits in a call of its context."""
+
+    says_looked: ClassVar[bool] = False
+    """If set: the detector calls ``ctx.looked()`` after its first complete look. Before that
+    ``tmd scan`` takes the state of the host for unknown."""
 
     def supported(self) -> str | None:
         """Why this detector cannot work on this host, or ``None`` if it can.

@@ -12,15 +12,15 @@ from pathlib import Path
 from tmd.core.values.reasons import in_words
 
 PATIENCE_S = 1.0
-"""Longest wait for the disk. After that the caller goes on without it."""
 HANGS = "the disk does not answer"
 
 
 class ReplacedFile:
     """``path`` has the newest data that the disk has taken."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+        """``patience_s``: longest wait for the disk; after that the caller goes on without it."""
+        self.path, self._patience_s = path, patience_s
         self._changing = threading.Lock()
         self._next: bytes | None = None
         self._thread: threading.Thread | None = None
@@ -40,7 +40,7 @@ class ReplacedFile:
         """
         writing = self._begin(data)
         if writing is not None:
-            writing.join(PATIENCE_S)
+            writing.join(self._patience_s)
             if writing.is_alive():
                 self._failed(HANGS)
 

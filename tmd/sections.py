@@ -135,8 +135,8 @@ class DetectorSection(Section, frozen=True):
     enabled: bool = True
     """Whether the detector runs."""
     strategy: Strategy = Strategy.OBSERVE
-    """How far its findings go: ``observe`` records them, ``advise`` alerts people, ``act`` lets
-    policies move ranks. ``act`` is the default of the detector ``trainer``."""
+    """How far its findings go: ``observe`` alerts people, ``advise`` also counts for the breaker,
+    ``act`` lets policies move ranks. ``act`` is the default of the detector ``trainer``."""
     hold_s: NotNegative = 0.0
     """A finding must persist this long before it is raised."""
     own: dict[str, Any] = {}

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import string
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -89,6 +90,7 @@ class CheckOutcome(Struct, frozen=True):
 class ExecDetector(Detector):
     name: ClassVar[str] = "exec"
     Config: ClassVar[type[DetectorConfig]] = ExecConfig
+    says_looked: ClassVar[bool] = True
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
@@ -99,9 +101,17 @@ class ExecDetector(Detector):
             if not task.cancelled() and (error := task.exception()) is not None:
                 news.put_nowait(error)
 
-        tasks = []
+        tasks, pending = [], {check.name for check in config.checks}
+
+        def through(name: str) -> None:
+            pending.discard(name)
+            if not pending:
+                ctx.looked()
+
+        through("")
         for check in config.checks:
-            task = asyncio.create_task(_repeat(check, config.output_limit, ctx, news))
+            own = partial(through, check.name)
+            task = asyncio.create_task(_repeat(check, config.output_limit, ctx, news, own))
             task.add_done_callback(ended)
             tasks.append(task)
         try:
@@ -121,12 +131,14 @@ async def _repeat(
     output_limit: int,
     ctx: DetectorContext,
     news: asyncio.Queue[Signal | BaseException],
+    through: Callable[[], None],
 ) -> None:
     findings, runner = ExecFindings(check), CheckRunner(check, output_limit)
     while True:
         outcome = await runner.run()
         for found in findings.observe(outcome):
             news.put_nowait(found)
+        through()
         await ctx.sleep(check.every_s)
 
 

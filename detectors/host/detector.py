@@ -72,6 +72,7 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
 class HostDetector(Detector):
     name: ClassVar[str] = "host"
     Config: ClassVar[type[DetectorConfig]] = HostDetectorConfig
+    says_looked: ClassVar[bool] = True
 
     def supported(self) -> str | None:
         return None if sys.platform == "linux" else "it reads /proc, which only Linux has"
@@ -93,6 +94,7 @@ class HostDetector(Detector):
                     avoided.add(answer.hangs, ctx.now())
                 for signal in findings.observe(answer, ctx.now()):
                     yield signal
+                ctx.looked()
             await ctx.sleep(config.poll_s)
 
 

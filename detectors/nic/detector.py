@@ -100,6 +100,7 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
 class NicDetector(Detector):
     name: ClassVar[str] = "nic"
     Config: ClassVar[type[DetectorConfig]] = NicConfig
+    says_looked: ClassVar[bool] = True
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -128,6 +129,7 @@ class NicDetector(Detector):
                 if snapshot is not None:
                     for signal in ports.observe(snapshot, ctx.now()):
                         yield signal
+                    ctx.looked()
                 await ctx.sleep(config.poll_s * min(2**misses, LONGEST_PAUSE))
         finally:
             await probe.close()

@@ -32,6 +32,7 @@ class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
 class NvmlDetector(Detector):
     name: ClassVar[str] = "nvml"
     Config: ClassVar[type[DetectorConfig]] = NvmlConfig
+    says_looked: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._gpus: RememberedGpus | None = None
@@ -62,6 +63,7 @@ class NvmlDetector(Detector):
                     report = await probe.ask(config.deadline_s)
                     signals = [*gpus.judge.hung(0, ""), *gpus.observe(report, ctx.now())]
                     hung = 0
+                    ctx.looked()
                 except Hung as error:
                     hung += 1
                     signals = list(gpus.judge.hung(hung, in_words(error)))

@@ -67,6 +67,7 @@ class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
 class XidDetector(Detector):
     name: ClassVar[str] = "xid"
     Config: ClassVar[type[DetectorConfig]] = XidConfig
+    says_looked: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class XidDetector(Detector):
                         yield signal
                 for signal in [*follower.period(ctx.now(), *_troubles(log, received))]:
                     yield signal
-                await ctx.sleep(0)  # shows that it is through
+                ctx.looked()
                 fds = (s.fd for s in (log, received) if s is not None)
                 await readable([fd for fd in fds if fd is not None], FLUSH_S)
         finally:

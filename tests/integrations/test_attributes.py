@@ -27,10 +27,11 @@ def test_a_value_that_has_moved_has_the_classes_of_the_one_before() -> None:
     need("transformers")
     from tmd.integrations.transformers.attributes import LONG, packed, unpacked
 
-    many = [1 / n for n in range(1, LONG + 2)]
+    many = [-0.0, *(1 / n for n in range(1, LONG + 2))]
     here = {"train": defaultdict(list, loss=[1.0]), "rest": 3, "sum": torch.zeros(2)}
     there = {"train": {"loss": [2.0, 3.0], "many": many}, "rest": 4, "sum": torch.ones(2)}
     layout, tensors = flatten(packed(there))
+    assert len(tensors) == 1, "a rank is refused if it has other tensors than the one before"
     sent = unflatten(layout, iter(tensors))
 
     found = unpacked(sent, here)

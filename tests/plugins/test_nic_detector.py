@@ -21,6 +21,7 @@ from tmd_detectors.nic.snapshot import ABSENT, Medium, Port, ScopeReading, Snaps
 
 from tests.plugins.sysfs import Tree
 from tmd.plugin import Severity, State, boot_id
+from tmd.testing import FakeContext
 from tmd.testing.clients import until
 
 ALONE = """
@@ -35,6 +36,7 @@ class Context:
         poll_s=0.05, interfaces=("veth_a",), expect=("veth_a",), down_hold_s=0.2
     )
     now = staticmethod(lambda: asyncio.get_running_loop().time())
+    looked = staticmethod(lambda: None)
 
 async def main():
     async with aclosing(NicDetector().watch(Context())) as signals:
@@ -45,18 +47,8 @@ asyncio.run(main())
 """
 
 
-class Context:
-    host = "h1"
-
-    def __init__(self, state_dir, **config):
-        self.state_dir = state_dir
-        self.config = NicConfig(**config)
-
-    def now(self):
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds):
-        await asyncio.sleep(seconds)
+def made(state_dir, **config):
+    return FakeContext(NicConfig(**config), "h1", state_dir)
 
 
 def one_port(tmp_path):
@@ -64,7 +56,7 @@ def one_port(tmp_path):
     tree = Tree(tmp_path)
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    return Context(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots), tree, port
+    return made(tmp_path, poll_s=0.02, down_hold_s=0.05, **roots), tree, port
 
 
 async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
@@ -163,7 +155,8 @@ async def test_a_port_that_is_no_longer_expected_is_no_finding(tmp_path, why):
 
 async def test_a_memory_that_cannot_be_written_is_reported(tmp_path):
     context, _, _ = one_port(tmp_path)
-    context.state_dir = nowhere = tmp_path / "nowhere"
+    nowhere = tmp_path / "nowhere"
+    context = FakeContext(context.config, "h1", nowhere)
     async with aclosing(NicDetector().watch(context)) as signals:
         raised = await anext(signals)
         nowhere.mkdir()
@@ -281,7 +274,7 @@ async def test_an_excluded_port_stays_so_over_a_restart_of_the_daemon(tmp_path):
     tree = Tree(tmp_path)
     port = tree.roce(1)
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    context = Context(tmp_path, poll_s=0.01, down_hold_s=0.0, exclude=("eth1",), **roots)
+    context = made(tmp_path, poll_s=0.01, down_hold_s=0.0, exclude=("eth1",), **roots)
     polls = asyncio.Queue()
     setattr(context, "sleep", lambda seconds: _counted(polls, seconds))  # noqa: B010
     for states in (["4: ACTIVE"], ["4: ACTIVE", "1: DOWN"]):
@@ -306,7 +299,7 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path):
     place.unlink()
     os.mkfifo(place)
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
-    context = Context(tmp_path, poll_s=0.01, **roots)
+    context = made(tmp_path, poll_s=0.01, **roots)
     async with aclosing(NicDetector(patience_s=0.3).watch(context)) as signals:
         signal = await anext(signals)
 
@@ -316,7 +309,7 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path):
 
 async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_path):
     """If the pause doubled up to 256 polls, a port that is down would be reported 20 min late."""
-    context = Context(tmp_path, poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
+    context = made(tmp_path, poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
     pauses = []
     enough = asyncio.Event()
 
@@ -326,7 +319,7 @@ async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_pat
             enough.set()
             await asyncio.Event().wait()
 
-    context.sleep = sleep  # type: ignore[method-assign]
+    context.sleep = sleep
     async with aclosing(NicDetector(patience_s=0.01).watch(context)) as signals:
         raised = await anext(signals)
         rest = asyncio.create_task(anext(signals))

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tmd.trainer.session.optimizers import OptimizerHooks, Stage
+from tmd.trainer.state.state import Registry
 
 
 class Own(torch.amp.GradScaler):
@@ -109,6 +110,7 @@ AT_EXIT = """
 import torch
 from torch import nn
 from tmd.trainer.session.optimizers import OptimizerHooks, Stage
+from tmd.trainer.state.state import Registry
 hooks = OptimizerHooks(lambda: None, lambda _: None, lambda: 0, lambda: Stage.COMPUTING)
 scaler = torch.amp.GradScaler("cpu")
 hooks.attach([], [], [scaler])
@@ -122,3 +124,37 @@ def test_a_script_with_a_scaler_ends_without_a_word() -> None:
     )
 
     assert done.stderr == ""
+
+
+class Engine:
+    """Holds a scaler, and has a state."""
+
+    def __init__(self, enabled: bool, state: Callable[[torch.amp.GradScaler], object]) -> None:
+        self.scaler, self._state = torch.amp.GradScaler("cpu", enabled=enabled), state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": 3, "more": self._state(self.scaler)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state["more"])
+
+
+def test_a_scaler_inside_an_object_is_found() -> None:
+    """Its state is that of the object, and no second one."""
+    registry = Registry({"engine": Engine(True, lambda scaler: scaler.state_dict())})
+
+    assert len(registry.scalers) == len(registry.others) == 1
+
+
+@pytest.mark.parametrize(("enabled", "named"), [(False, False), (True, True)])
+def test_a_scaler_whose_state_is_elsewhere_may_be_in_an_object(enabled: bool, named: bool) -> None:
+    """It is registered itself, or has none."""
+    engine = Engine(enabled, lambda scaler: None)
+    registry = Registry({"engine": engine, **({"scaler": engine.scaler} if named else {})})
+
+    assert len(registry.scalers) == 1
+
+
+def test_a_scaler_that_would_stay_behind_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"the GradScaler in the Engine is not in its state_dict"):
+        Registry({"engine": Engine(True, lambda scaler: None)})

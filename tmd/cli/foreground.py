@@ -27,11 +27,11 @@ from tmd.testing import MemoryStore
 Hear = Callable[[str, Signal], None]
 
 
-class Seen(NamedTuple):
+class Watched(NamedTuple):
     """What detectors have found."""
 
     alerts: tuple[Alert, ...]
-    unanswered: list[str]
+    without_result: list[str]
     """Detectors that are not through their first look."""
 
 
@@ -75,7 +75,7 @@ class Listening(Watcher):
 
 def watch(
     settings: Settings, detectors: list[LoadedDetector], hear: Hear, seconds: float | None = None
-) -> Seen:
+) -> Watched:
     """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``.
 
     There are no workers here, so detectors that watch workers see none. Each works on a
@@ -99,7 +99,7 @@ def _copied(loaded: LoadedDetector, folder: Path) -> LoadedDetector:
     return structs.replace(loaded, state_dir=copy)
 
 
-async def _watch(watcher: Listening, seconds: float | None) -> Seen:
+async def _watch(watcher: Listening, seconds: float | None) -> Watched:
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
@@ -118,7 +118,7 @@ async def _watch(watcher: Listening, seconds: float | None) -> Seen:
         pass
     if running.done():
         await running  # it only ends with an error
-    seen = Seen(watcher.board.alerts, watcher.unanswered)
+    seen = Watched(watcher.board.alerts, watcher.without_result)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     watcher.close()

@@ -88,8 +88,8 @@ def scan(
     """Run all detectors on this host once. No Redis is needed.
 
     Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed, 3 nothing has failed
-    but a detector did not get through its first look, as with a driver that hangs, 128 more than
-    the number of the signal that ended it early, as 130: nothing is known then.
+    but a detector has no result, as with a driver that hangs, 128 more than the number of the
+    signal that ended it early, as 130: nothing is known then.
     """
     from tmd.cli.foreground import CutShort, watch
     from tmd.config import load
@@ -100,21 +100,25 @@ def scan(
     reasons = {d.origin.name: _why_unused(d) for d in found}
     unused = {name: reason for name, reason in reasons.items() if reason is not None}
     try:
-        alerts, unanswered = watch(settings, found, lambda *_: None, seconds)
+        alerts, pending = watch(settings, found, lambda *_: None, seconds)
     except CutShort as end:
         text = f"{end.name} ended the scan before its {seconds:g} s were over: no result"
         say(f"tmd: {text}", err=True)
         raise typer.Exit(128 + end.number) from None
     if as_json:
         watched = [name for name in reasons if name not in unused]
-        more = {"unused": unused, "unanswered": unanswered}
+        more = {"unused": unused, "without_result": pending}
         print_json({"alerts": alerts, "watched": watched, **more})
     else:
         _print_scan(alerts, unused)
-        for name in unanswered:
-            say(f"{name} has not answered within {seconds:g} s: use --seconds", err=True)
+        for name in pending:
+            say(
+                f"{name} has no result after {seconds:g} s, so the state of the host is unknown: a "
+                "driver or a disk may hang, or it needs more time: use --seconds",
+                err=True,
+            )
     status = health(alerts)
-    if unanswered and status != FAILED:
+    if pending and status != FAILED:
         status = UNKNOWN
     if status:
         raise typer.Exit(status)

@@ -62,9 +62,11 @@ class WatchedDetector:
         self.conduct = Conduct(loaded.origin.name, report)
 
     @property
-    def is_unanswered(self) -> bool:
-        """Whether it runs and is not through its first look."""
-        return self.context is not None and not self.context.answered
+    def has_no_result(self) -> bool:
+        """Whether it runs, says when it has looked, and has not yet."""
+        if self.context is None or not self.loaded.detector.says_looked:
+            return False
+        return not self.context.has_looked
 
 
 class Conduct:
@@ -132,8 +134,8 @@ class Context:
         self._loaded = loaded
         self._roster = roster
         self.alive_at = self.now()
-        self.answered = False
-        """Whether it has yielded or waited: it is through its first look."""
+        self.has_looked = False
+        """Whether it is through its first look."""
         self._waits = 0
         """Calls of this class that are waiting: that does not count against the detector."""
 
@@ -157,17 +159,19 @@ class Context:
         return self._waits > 0
 
     def beat(self) -> None:
-        self.alive_at, self.answered = self.now(), True
+        self.alive_at = self.now()
 
     @contextmanager
     def _wait(self) -> Iterator[None]:
         self._waits += 1
-        self.answered = True
         try:
             yield
         finally:  # the detector may cancel its wait, for example by a timeout of its own
             self._waits -= 1
             self.beat()
+
+    def looked(self) -> None:
+        self.has_looked = True
 
     async def sleep(self, seconds: float) -> None:
         with self._wait():

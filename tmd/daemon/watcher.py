@@ -225,9 +225,9 @@ class Watcher:
                 watched.conduct.blamed(f"{call} fails: {in_words(error)}")
 
     @property
-    def unanswered(self) -> list[str]:
+    def without_result(self) -> list[str]:
         """Detectors that are not through their first look, so that nothing is known from them."""
-        return [name for name, watched in self._watched.items() if watched.is_unanswered]
+        return [name for name, watched in self._watched.items() if watched.has_no_result]
 
     def terms(self) -> dict[str, tuple[Strategy, FindingRules]]:
         """The strategy of each enabled detector, and when its findings count."""

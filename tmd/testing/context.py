@@ -30,6 +30,8 @@ class FakeContext:
         self._host = host
         self._state_dir = state_dir
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
+        self.has_looked = False
+        """Whether the detector has called :meth:`looked`."""
         self.idle = asyncio.Event()
         """Set when the detector sleeps, or waits for an event, for the first time."""
 
@@ -49,6 +51,9 @@ class FakeContext:
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def looked(self) -> None:
+        self.has_looked = True
 
     async def sleep(self, seconds: float) -> None:
         self.idle.set()

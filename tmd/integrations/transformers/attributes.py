@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
+from array import array
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from tmd.trainer.state.buffers import version
 
 LARGEST = 1000
 """Items of a container that is still compared."""
 LONG, FLOATS = 32, "floats"
-"""Lists of more floats are copied and moved as a tensor: a trainer may add to one in each step."""
+"""Lists of more floats are copied and moved as bytes: a trainer may add to one in each step."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -22,7 +24,7 @@ def packed(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: packed(each) for key, each in value.items()}
     if isinstance(value, list) and len(value) > LONG and all(type(v) is float for v in value):
-        return FLOATS, torch.tensor(value, dtype=torch.float64)
+        return FLOATS, array("d", value).tobytes()
     return value
 
 
@@ -30,8 +32,8 @@ def unpacked(value: Any, here: Any) -> Any:
     """What :func:`packed` was given, for the place of ``here``: its dictionaries are of the classes
     that ``here`` has, since a rank moves plain ones, and its tensors on their devices."""
     match value:
-        case (str(kind), Tensor() as floats) if kind == FLOATS:
-            return floats.tolist()
+        case (str(kind), bytes(floats)) if kind == FLOATS:
+            return array("d", floats).tolist()
         case Tensor():
             return value.clone().to(here.device) if isinstance(here, Tensor) else value.clone()
         case dict() if isinstance(here, dict):
@@ -91,7 +93,7 @@ def _content(value: Any) -> Any:
     """What differs once ``value`` has changed. No device is asked for the values of a tensor."""
     match value:
         case Tensor():
-            return id(value), value._version
+            return id(value), version(value)
         case float():
             return repr(value)  # NaN equals itself
         case list() | tuple():

@@ -61,7 +61,7 @@ class TrainerProgress:
         """The epoch in which training began, and how many batches of it the checkpoint-N covers."""
         self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
         """``done``: batches of ``epoch`` that were trained on. ``gaps``: how often
-        `Trainer._measure` has run."""
+        `Trainer._measure` has run. ``evaluated``: whether an evaluation has since the last step."""
         self.stopped: list[int] = []
         """The epoch that ended early, and after how many batches."""
 
@@ -100,7 +100,6 @@ class TrainerProgress:
             "stopped": list(self.stopped),
             "own": {name: getattr(trainer, name) for name in OWN},
             "moved": {name: packed(getattr(trainer, name)) for name in trainer.moved_attributes},
-            "trains": trainer.model.training,
             "state": {name: getattr(trainer.state, name) for name in STATE},
             "begun_own": {name: getattr(trainer, name) for name in BEGUN_OWN},
             "begun_state": {name: getattr(trainer.state, name) for name in BEGUN_STATE},
@@ -142,8 +141,6 @@ class TrainerProgress:
                 setattr(owner, name, value)
         for name, value in state.get("moved", {}).items():  # 0.1.0 had none
             setattr(trainer, name, unpacked(value, getattr(trainer, name)))
-        # An evaluation that broke has left it in the other mode, by which trainers of TRL log.
-        trainer.model_wrapped.train(state.get("trains", True))
         if goes_on:
             trainer.control.should_training_stop, self.stopped = False, []
 

@@ -303,7 +303,8 @@ class Trainer(SavingTrainer):
         self.optimizer.step()
         self.control = handler.on_optimizer_step(args, state, self.control)
         rate, by_metric = self._get_learning_rate(), isinstance(self.lr_scheduler, BY_METRIC)
-        self._progress.values.update(learning_rate=rate, done=done, epoch=run["epoch"])
+        more = {"epoch": run["epoch"], "evaluated": False}
+        self._progress.values.update(learning_rate=rate, done=done, **more)
         if not (accelerator.optimizer_step_was_skipped or by_metric):
             self.lr_scheduler.step()
         model.zero_grad()
@@ -331,6 +332,7 @@ class Trainer(SavingTrainer):
         if self._history[0] == gap:
             del history[self._history[1] :]  # of an attempt in which a rank was lost
         self._history = gap, len(history)
+        self._set_mode()
         held: list[HeldCall] = []
         handler.held, self._gathers = held, True
         try:
@@ -349,7 +351,14 @@ class Trainer(SavingTrainer):
         finally:
             handler.held, self._gathers = None, False
 
+    def _set_mode(self) -> None:
+        """Let the model be in the mode in which it is here in an undisturbed run. A broken
+        evaluation leaves it in the other one: trainers of TRL would log the metrics of that."""
+        self.model_wrapped.train(not self._progress.values.get("evaluated"))
+
     def _log_save_evaluate(self) -> None:
+        values = self._progress.values
+        values["evaluated"] = values.get("evaluated", False) or self.control.should_evaluate
         run, names = self._run, ("trial", "epoch", "ignore_keys_for_eval", "start_time")
         self._maybe_log_save_evaluate(
             tr_loss=self._tr_loss,
@@ -375,4 +384,5 @@ class Trainer(SavingTrainer):
         if session().shadowing:
             raise SystemExit(0)  # the rank itself reports
         self._take_rank()
+        self._set_mode()
         return super()._finalize_training(*args, **named)

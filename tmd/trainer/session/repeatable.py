@@ -77,9 +77,9 @@ class Repeatables:
         if self._binds and self._cycle.hooks.rank == 0:
             log.warning(
                 "the script has left the loop over session.batches() right after a function of "
-                "session.repeatable(). A worker that takes a rank in that function would not leave "
-                "the loop: it begins at the next batch, and trains on alone. Check at the top of "
-                "the loop's body whether to leave it"
+                "session.repeatable(). If a rank is lost in that function, its new worker does not "
+                "run this break: it goes on with the next batch, while the other ranks have left. "
+                "Check at the top of the loop's body whether to leave it"
             )
 
     def check_unchanged(self) -> None:

@@ -164,7 +164,7 @@ class Registry:
 
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """Also those inside registered objects: timm and others keep theirs in a class."""
+        """Also those inside registered objects, whose state has theirs."""
         found = {id(s): s for other in self.others for s in scalers_of(other)}
         return list(found.values())
 

@@ -32,6 +32,8 @@ def expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     found = list(_members(objects, _inner))
     yield from found
     known = {id(value) for _, value in found}
+    for name, value in found:
+        _refuse_hidden_scalers(name, value, known)
     for name, scaler in _members(objects, _scaler):
         if id(scaler) not in known:
             known.add(id(scaler))
@@ -39,12 +41,31 @@ def expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def scalers_of(value: object) -> list[torch.amp.GradScaler]:
-    """``value`` if it is a scaler, else those in its attributes. What it returns as its state is
-    that of its scaler, too."""
+    """``value`` if it is a scaler, else those in its attributes, as timm and others keep theirs."""
     if isinstance(value, torch.amp.GradScaler):
         return [value]
     held = getattr(value, "__dict__", {}).values()
     return [each for each in held if isinstance(each, torch.amp.GradScaler)]
+
+
+def _refuse_hidden_scalers(name: str, value: Any, known: set[int]) -> None:
+    """Raises TypeError: a scaler in ``value`` is neither registered nor part of its state."""
+    if isinstance(value, nn.Module | torch.optim.Optimizer):
+        return
+    for scaler in scalers_of(value):
+        hidden = id(scaler) not in known and scaler.is_enabled()
+        if hidden and not _holds(value.state_dict(), scaler.state_dict()):
+            raise TypeError(
+                f"register({name}=...): the state of the GradScaler in the {type(value).__name__} "
+                "is not in its state_dict(): register the scaler, too, as in register(scaler=...)"
+            )
+
+
+def _holds(state: Any, wanted: dict[str, Any]) -> bool:
+    """Whether ``state`` is, or has inside, all entries of ``wanted``."""
+    if not isinstance(state, dict):
+        return False
+    return wanted.items() <= state.items() or any(_holds(each, wanted) for each in state.values())
 
 
 def _members(
