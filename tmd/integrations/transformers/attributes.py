@@ -13,7 +13,7 @@ from tmd.trainer.state.buffers import version
 
 LARGEST = 1000
 """Items of a container that is still compared."""
-LONG, FLOATS = 32, "floats"
+LONG, FLOATS = 4, "floats"
 """Lists of more floats are copied and moved as bytes: a trainer may add to one in each step."""
 
 log = logging.getLogger("tmd.trainer")
