@@ -79,7 +79,8 @@ def train(
 
 
 @pytest.mark.parametrize(
-    "case", ["epochs", "generates", thorough("steps"), thorough("mixed"), thorough("stream")]
+    "case",
+    ["epochs", *map(thorough, ("generates", "steps", "mixed", "stream"))],
 )
 def test_it_trains_as_the_original_does(case: str, tmp_path: Path) -> None:
     """The same losses, evaluations, counts, best checkpoint and weights, on both ranks."""

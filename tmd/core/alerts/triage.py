@@ -34,7 +34,7 @@ from tmd.core.values.requests import HealthyRequest
 
 REMEMBERED = 1000
 """Remembered raises per detector."""
-AT_MOST_S = 60.0
+SKEW_S = 60.0
 """Largest difference between the clocks of two hosts that is taken for normal."""
 NewAlerts = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
@@ -176,7 +176,7 @@ def _record(request: HealthyRequest, message: str, now: float) -> Alert:
 def _seen_until(request: HealthyRequest, now: float) -> float:
     """The wall-clock time up to which the operator can have known of findings; infinite if the
     request is served at once, or an earlier release has left its time out."""
-    latest = request.at + AT_MOST_S
+    latest = request.at + SKEW_S
     return latest if request.at and now > latest else math.inf
 
 

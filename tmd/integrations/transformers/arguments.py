@@ -92,7 +92,7 @@ def refuse(args: Any, model: Any) -> None:
         "enable_jit_checkpoint": getattr(args, "enable_jit_checkpoint", False),
         # It writes to a model that does not move with a rank.
         "sync_ref_model": getattr(args, "sync_ref_model", False),
-        # A standby would wait for what rank 0 sends before training.
+        # A standby lacks what rank 0 sends before training.
         "precompute_ref_log_probs": getattr(args, "precompute_ref_log_probs", False),
         # It gathers objects only in the first evaluation, which a worker that joins has not had.
         "eval_use_gather_object": args.eval_use_gather_object,

@@ -48,8 +48,7 @@ def kept_rank(frame: FrameType, session: object) -> str:
     """Where the loop that calls ``batches`` in ``frame`` decides by an old rank, in words; empty if
     it does not, as far as its file shows."""
     try:
-        source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-        return _Script(frame, session, ast.parse(source)).finding()
+        return _Script(frame, session, _tree(frame)).finding()
     except Exception as error:
         # Any source may be here, and none may stop the job.
         log.debug("the script is not searched for a kept rank: %s", error)
@@ -60,8 +59,7 @@ def counted_loop(frame: FrameType) -> str:
     """Where the loop that calls ``batches`` in ``frame`` numbers its batches, in words; empty if it
     does not."""
     try:
-        source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
-        trail = next(_trails(ast.parse(source), frame.f_lineno), [])
+        trail = next(_trails(_tree(frame), frame.f_lineno), [])
     except Exception as error:
         log.debug("the script is not searched for a loop that counts: %s", error)
         return ""
@@ -219,6 +217,11 @@ class _Script:
                     helpers[name] = found[name]
                     todo.append(found[name])
         return list(helpers.values())
+
+
+def _tree(frame: FrameType) -> ast.Module:
+    """The file of ``frame``."""
+    return ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
 
 
 def _trails(node: ast.AST, line: int) -> Iterator[list[ast.AST]]:
