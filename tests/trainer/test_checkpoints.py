@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 
-from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint, complete
 from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.state.data import Position
@@ -254,6 +255,31 @@ def test_the_next_holder_of_the_rank_writes_the_part(tmp_path: Path, reports: Re
     of.close()
 
     assert written == (10, None)
+
+
+def test_the_end_of_a_loop_gives_others_time_for_the_checkpoint_before(
+    tmp_path: Path, reports: Reports
+) -> None:
+    """They are about as far, but may be on a slower disk."""
+    ranks = [checkpoints(tmp_path, reports, size=2, at_end=True) for _ in range(2)]
+    due(ranks[0], 10)
+    wait_for(lambda: ranks[0]._attempt.waits)
+    asked = threading.Event()
+
+    def end(rank: int) -> None:
+        of = ranks[rank]
+        of.at_end(12, Position(0, 12, exhausted=True), rank, 1, lambda: asked.set() or False)
+        of.close()
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(end, 0)
+        assert asked.wait(PATIENCE_S)
+        due(ranks[1], 10, rank=1)
+        threads.submit(end, 1).result(PATIENCE_S)
+        first.result(PATIENCE_S)
+
+    assert complete(os.listdir(tmp_path)) == [12, 10]
+    assert all(missed is None for _, missed in reports.queue)
 
 
 def test_the_parts_of_missed_checkpoints_are_removed(tmp_path: Path, reports: Reports) -> None:

@@ -120,6 +120,8 @@ class Checkpoints:
         self._await_writing(LAST_S, broken)
         if self._at in ((step, rank), (step, None)) or broken():
             return
+        # The next one ends the wait of this one for other ranks, which are about as far.
+        self._await_writing(self._ending_s, broken, whole=True)
         self._at = step, rank
         self._stage(step, position, rank, seed)
         self.settle()
@@ -168,10 +170,12 @@ class Checkpoints:
                 if thread is not None:
                     thread.join(self._ending_s)
 
-    def _await_writing(self, seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until the thread only waits for others, or has ended."""
+    def _await_writing(
+        self, seconds: float, stop: Callable[[], bool], *, whole: bool = False
+    ) -> None:
+        """Wait until the thread has ended or, unless ``whole``, only waits for others."""
         thread, deadline = self._thread, time.monotonic() + seconds
-        while thread is not None and thread.is_alive() and not self._attempt.waits:
+        while thread is not None and thread.is_alive() and (whole or not self._attempt.waits):
             if stop() or time.monotonic() > deadline:
                 return
             thread.join(LOOK_S)
@@ -225,9 +229,10 @@ class Checkpoints:
     def _waited_in_vain(self, staged: StagedState) -> None:
         missing = archive.parts_missing(self._order.folder, staged.step, self._size)
         # A rank that failed reports why itself; rank 0 reports for one that is gone.
-        late = f"no part of rank {', '.join(map(str, missing))} in time"
+        ranks = ", ".join(map(str, missing))
+        late = f"no part of rank {ranks} in time" if ranks else "its parts were not joined in time"
         if staged.rank == 0:
-            self._misses(staged.step, late if missing else "its parts were not joined in time")
+            self._misses(staged.step, late)
         else:
             log.warning("no checkpoint of step %d: %s", staged.step, late)
 
