@@ -36,7 +36,7 @@ def recall(file: Path, kind: type[Memory], boot: str) -> Memory:
 
 
 class Saved:
-    """The file of such a value, in which a disk that hangs holds no detector up."""
+    """The file of such a value. A disk that hangs does not block the detector."""
 
     def __init__(self, path: Path) -> None:
         self._file = ReplacedFile(path, PATIENCE_S)

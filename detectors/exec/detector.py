@@ -102,13 +102,14 @@ class ExecDetector(Detector):
                 news.put_nowait(error)
 
         tasks, pending = [], {check.name for check in config.checks}
+        if not pending:
+            ctx.looked()
 
         def through(name: str) -> None:
             pending.discard(name)
             if not pending:
                 ctx.looked()
 
-        through("")
         for check in config.checks:
             own = partial(through, check.name)
             task = asyncio.create_task(_repeat(check, config.output_limit, ctx, news, own))

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 import tmd.integrations.transformers as ours
-from tests.e2e.scripts.transformers_script import Tokens
+from tests.e2e.scripts.transformers_script import CLOCK, Tokens
 from tmd.trainer.state.digests import digest_of
 
 CASES: dict[str, dict[str, Any]] = {
@@ -85,7 +85,6 @@ CASES["limit"] = {
     "logging_steps": 1000,
     "save_strategy": "steps",
 }
-CLOCK = ("runtime", "per_second")
 
 
 def share(results: Any) -> dict[str, float]:

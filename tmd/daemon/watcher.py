@@ -213,7 +213,8 @@ class Watcher:
         now = time.time()
         board, news = triage.declared_healthy(self.board, request, now)
         self._note(board, news)
-        newer, call = triage.with_newer(board, request, now), "declared_healthy()"
+        newer = {key.detector for key in triage.newer(board, request, now)}
+        call = "declared_healthy()"
         for name, watched in self._watched.items():
             if name in newer:
                 continue

@@ -170,11 +170,9 @@ class Runner:
             step.leave()
 
     def _fill(self, request: OutputRequest) -> None:
-        """Give whole numbers that did not arrive values of this rank's own: a script takes sizes
-        from them, and the rest of a void step would allocate whatever its new memory says."""
-        outputs = request.outputs
-        whole = not any(each.is_floating_point() or each.is_complex() for each in outputs)
-        if whole and sum(each.nbytes for each in outputs) <= INDEX_BYTES:
+        """Fill whole numbers that did not arrive with those of this rank. A script may take sizes
+        from them, and by what is in new memory the rest of a void step could allocate gigabytes."""
+        if _may_be_sizes(request.outputs):
             self._simulate(Neutral(), request, None)
 
     def _ended(self, error: LinkError) -> LinkError | None:
@@ -344,6 +342,12 @@ class Runner:
         return standing.link(self.view.name, rank, patience=self.patience)
 
 
+def _may_be_sizes(outputs: Sequence[Tensor]) -> bool:
+    """Whether they are whole numbers, and few."""
+    whole = not any(output.is_floating_point() for output in outputs)
+    return whole and sum(output.nbytes for output in outputs) <= INDEX_BYTES
+
+
 @contextmanager
 def _numbers_kept(call: CollectiveCall, outputs: Sequence[Tensor]) -> Iterator[None]:
     """Whole numbers that a broadcast is to replace stay as they were if it breaks.
@@ -353,8 +357,7 @@ def _numbers_kept(call: CollectiveCall, outputs: Sequence[Tensor]) -> Iterator[N
     """
     kept = (
         call.kind is FrameKind.BROADCAST  # first, since each collective comes here
-        and not any(output.is_floating_point() for output in outputs)
-        and sum(output.nbytes for output in outputs) <= INDEX_BYTES
+        and _may_be_sizes(outputs)
     )
     copies = [output.clone() for output in outputs] if kept else []
     try:

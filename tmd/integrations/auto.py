@@ -82,7 +82,8 @@ def _before(owner: type, name: str, check: Callable[..., object]) -> None:
 def _refuse_foreign(kind: type, ours: type, package: str, loop: Iterable[str] = ()) -> None:
     """Refuse a trainer without our class, or one of a package that builds on it, with a state of
     its own, or one that replaces the methods ``loop``. The framework's own ``package`` may be a
-    checkout, whose files look like those of a user. An adapter may build on ``ours``, too."""
+    checkout, whose files look like those of a user. An adapter that is derived from ``ours``
+    is no foreign trainer."""
     above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
     above = tuple(takewhile(lambda each: not _is_adapter(each), above))
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)

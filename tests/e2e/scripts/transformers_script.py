@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tmd.integrations.transformers import Trainer, TrainingArguments, session
 from tmd.trainer.state.digests import digest_of
 
 ACCUMULATE, BATCH, EVALUATE, SAVE, TELL = 2, 4, 5, 10, 8
+CLOCK = ("runtime", "per_second")
+"""Ends of the names of what is logged of the speed."""
 VALUES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "epoch", "batch")
 
 injector = Injector()
@@ -52,14 +54,21 @@ class Stream(IterableDataset[dict[str, Tensor]]):
 
 
 class Watch(TrainerCallback):
-    """Writes down what rank 0 logs and saves, and has points for faults."""
+    """Writes down what rank 0 logs and saves, and has points for faults. ``writes``: whether it
+    writes down a value, by its name."""
 
-    def __init__(self, folder: Path, *, streams: bool) -> None:
-        self.folder, self.streams = folder, streams
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        streams: bool = False,
+        writes: Callable[[str], bool] = VALUES.__contains__,
+    ) -> None:
+        self.folder, self.streams, self.writes = folder, streams, writes
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if state.is_world_process_zero:
-            exact = {n: float(v).hex() for n, v in logs.items() if n in VALUES}
+            exact = {n: float(v).hex() for n, v in logs.items() if self.writes(n)}
             with (self.folder / "log").open("a") as file:
                 file.write(json.dumps({"step": state.global_step, **exact}) + "\n")
 

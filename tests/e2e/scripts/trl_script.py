@@ -4,10 +4,9 @@ the trainer is changed."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import Dataset
@@ -15,18 +14,15 @@ from peft import LoraConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tmd.campaign.points import Injector
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from tests.e2e.scripts.transformers_script import CLOCK, Watch, injector
 from tmd.integrations.transformers import session
 from tmd.integrations.trl import SFTConfig, SFTTrainer
 from tmd.trainer.state.digests import digest_of
 
 WORDS, LENGTH, ROWS = 32, 12, 400
-CLOCK = ("runtime", "per_second")
-"""Ends of the names of what is logged of the speed."""
-
-injector = Injector()
 
 
 def texts() -> Dataset:
@@ -43,31 +39,6 @@ def words() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>", unk_token="<end>"
     )
-
-
-class Watch(TrainerCallback):
-    """Writes down what rank 0 logs, and has points for faults."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if state.is_world_process_zero:
-            exact = {n: float(v).hex() for n, v in logs.items() if not n.endswith(CLOCK)}
-            with (self.folder / "log").open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **exact}) + "\n")
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        injector.reach("between")
-
-    def on_substep_end(self, *_: Any, **__: Any) -> None:
-        injector.reach("forward")
-
-    def on_prediction_step(self, *_: Any, **__: Any) -> None:
-        injector.reach("evaluation")
-
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        injector.reach("backward")
 
 
 def main() -> None:
@@ -106,7 +77,7 @@ def main() -> None:
         eval_dataset=data["test"],
         processing_class=words(),
         peft_config=LoraConfig(r=4, target_modules=["c_attn"], lora_dropout=0.1),
-        callbacks=[Watch(folder)],
+        callbacks=[Watch(folder, writes=lambda name: not name.endswith(CLOCK))],
     )
     trainer.train()
     digest = digest_of([*trainer.model.parameters()])

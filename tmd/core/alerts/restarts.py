@@ -6,7 +6,7 @@ keeps its id and its time. What they do not state again has ended meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -22,10 +22,14 @@ REBOOTED_S = 90.0
 back, for example with the first load of a GPU."""
 
 
-def lasting(memory: FindingMemory, raised: Iterable[Alert]) -> FindingMemory:
+def lasting(memory: FindingMemory, raised: Mapping[FindingKey, Alert]) -> FindingMemory:
     """The memory as it is to be kept for the next start, with ``raised``."""
     stood = {each.key: each for each in memory.stood}
-    stood |= {each.key: each for each in map(_stood, raised) if each.key.code != BANNED}
+    stood |= {
+        key: Stood(key, alert.id, alert.at, alert.severity, alert.worse_at, alert.job)
+        for key, alert in raised.items()
+        if key.code != BANNED
+    }
     kept = tuple(stood.values())[-LARGEST:]
     return structs.replace(memory, stood=kept, standing=tuple(each.key for each in kept))
 
@@ -84,8 +88,3 @@ def over(stood: Iterable[Stood], message: str, now: float) -> tuple[Alert, ...]:
         for each in stood
         if each.id
     )
-
-
-def _stood(alert: Alert) -> Stood:
-    key = FindingKey(alert.host, alert.detector, alert.entity, alert.code)
-    return Stood(key, alert.id, alert.at, alert.severity, alert.worse_at, alert.job)

@@ -8,7 +8,7 @@ by an operator, never by silence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -58,7 +58,7 @@ class FindingsBoard(Struct, frozen=True):
     @property
     def lasting(self) -> FindingMemory:
         """The memory as it is to be kept for the next start."""
-        return restarts.lasting(self.memory, self.raised.values())
+        return restarts.lasting(self.memory, self.raised)
 
 
 def restored(memory: FindingMemory, host: str, boot: str = "") -> FindingsBoard:
@@ -143,17 +143,18 @@ def declared_healthy(
     memory = restarts.without(memory, *(each.key for each in stood))
     board = structs.replace(board, suspects=suspects, memory=memory)
     codes = {key.code for key in (*ended, *(each.key for each in stood))}
-    newer = {k.code for k in board.raised if code in ("", k.code) and k.detector != LEADER}
     what = ", ".join(sorted(codes)) or "nothing was raised"
-    if newer and now > until:
-        what += f"; raised since, and kept: {', '.join(sorted(newer))}"
+    if kept_codes := {key.code for key in newer(board, request, now)}:
+        what += f"; raised since, and kept: {', '.join(sorted(kept_codes))}"
     return board, (*news, _record(request, f"{message}: {what}", now))
 
 
-def with_newer(board: FindingsBoard, request: HealthyRequest, now: float) -> Set[str]:
-    """Detectors whose findings have outlived a request that was served late."""
-    late, code = now > _seen_until(request, now), request.code
-    return {key.detector for key in board.raised if late and code in ("", key.code)}
+def newer(board: FindingsBoard, request: HealthyRequest, now: float) -> list[FindingKey]:
+    """The findings that have outlived a request, since it was served late."""
+    if now <= _seen_until(request, now):
+        return []
+    keys = (key for key in board.raised if request.code in ("", key.code))
+    return [key for key in keys if key.detector != LEADER]
 
 
 def _record(request: HealthyRequest, message: str, now: float) -> Alert:

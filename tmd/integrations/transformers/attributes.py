@@ -29,8 +29,8 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any, here: Any) -> Any:
-    """What :func:`packed` was given, for the place of ``here``: its dictionaries are of the classes
-    that ``here`` has, since a rank moves plain ones, and its tensors on their devices."""
+    """Undo :func:`packed` for an attribute that holds ``here``. Dictionaries arrive as plain ones,
+    and tensors in host memory: the result has the classes and the devices of ``here``."""
     match value:
         case (str(kind), bytes(floats)) if kind == FLOATS:
             return array("d", floats).tolist()

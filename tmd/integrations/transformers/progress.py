@@ -61,7 +61,7 @@ class TrainerProgress:
         """The epoch in which training began, and how many batches of it the checkpoint-N covers."""
         self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
         """``done``: batches of ``epoch`` that were trained on. ``gaps``: how often
-        `Trainer._measure` has run. ``evaluated``: whether an evaluation has since the last step."""
+        `Trainer._measure` has run. ``evaluated``: whether it has evaluated since the last step."""
         self.stopped: list[int] = []
         """The epoch that ended early, and after how many batches."""
 

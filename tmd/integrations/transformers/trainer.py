@@ -75,7 +75,7 @@ class Trainer(SavingTrainer):
         self._history, self._gathers = (-1, 0), False
         super().__init__(model, args, *more, **named)
         self.callback_handler.__class__ = HeldCallbacks
-        self._names = {"_names", *vars(self)} - above
+        self._base_names = {"_base_names", *vars(self)} - above
 
     # --- numbers that differ by rank --------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Trainer(SavingTrainer):
         checkpoint may be of a later step than the one with which the job began.
         """
         refuse_missing(self)
-        names = vars(self).keys() - self._names
+        names = vars(self).keys() - self._base_names
         self._unnamed = UnnamedAttributes(self, names.difference(self.moved_attributes))
         newest = resume_from_checkpoint is True
         self._late = newest or session().shadowing

@@ -120,7 +120,7 @@ class Checkpoints:
         self._await_writing(LAST_S, broken)
         if self._at in ((step, rank), (step, None)) or broken():
             return
-        # The next one ends the wait of this one for other ranks, which are about as far.
+        # To stage the last checkpoint ends the wait of the one before for parts of other ranks.
         self._await_writing(self._ending_s, broken, whole=True)
         self._at = step, rank
         self._stage(step, position, rank, seed)

@@ -162,8 +162,8 @@ class ShadowSources:
 
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
         """A collective begins. Returns the digest of its inputs if a joiner has to prove itself."""
-        # Between steps that train a script may gather what its process alone knows: times, names of
-        # files, how much it has logged. Of a joiner that is in step only sums are compared.
+        # Outside training steps a script may gather what only its process knows: times, names of
+        # files, how much it has logged. Once a joiner is in step, only sums are compared.
         if not self.in_step:
             return ""
         sums = op in SUMS and all(map(Tensor.is_floating_point, inputs))

@@ -41,9 +41,9 @@ class EarlyState:
         self._begun = None
 
     def check(self) -> None:
-        """The step has come to its vote. Names one tensor that the script has written to.
+        """The step has come to its vote: warn of a tensor that the script has written to.
 
-        Not one that is new or replaced, as SAM replaces its perturbation in each step: that does
+        Not of one that is new or replaced, as SAM replaces its perturbation in each step: that does
         not depend on what was there before.
         """
         begun, self._begun = self._begun, None
