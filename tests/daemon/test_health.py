@@ -22,6 +22,7 @@ from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import AlertSinks, Watcher
 from tmd.plugin import Detector
 from tmd.testing import MemoryStore
+from tmd.testing.clients import until
 
 pytestmark = pytest.mark.looptime
 
@@ -166,7 +167,8 @@ async def test_a_ban_outlives_a_disk_that_was_full(tmp_path):
         watcher.fold(OVER, "d", Strategy.ACT, rules)
         await asyncio.sleep(10)
         there.mkdir()
-        await asyncio.sleep(10)
+        # A thread writes it, in real time.
+        await until((there / "findings.json").is_file, within_s=3600.0, every_s=0.01)
     async with daemon(data, there) as (watcher, _health):
         banned = [a.code for a in watcher.board.alerts]
 
