@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from importlib.metadata import EntryPoint
@@ -27,6 +29,7 @@ from tmd.plugin import (
 )
 from tmd.testing import plugins as kit
 from tmd.testing.plugins import BrokenContract, check_detector, check_policy
+from tmd.testing.watching import longest_block
 
 EXAMPLE = Path(__file__).parent / "example_distribution"
 
@@ -286,6 +289,35 @@ def test_a_supported_that_asks_a_slow_tool_each_time_blocks_the_daemon():
 async def test_the_kit_finds_a_broken_watch(broken, reason):
     with pytest.raises(BrokenContract, match=reason):
         await kit.check_watch(broken(), close_s=0.1)
+
+
+class Rests(Sound):
+    """Takes its time, without blocking anything."""
+
+    async def watch(self, ctx):
+        await asyncio.sleep(0.4)
+        async for shown in super().watch(ctx):
+            yield shown
+
+
+async def test_a_stall_of_the_whole_process_is_not_the_detectors_fault():
+    """As a garbage collection of a large test suite, or a machine that runs something else."""
+    held = []
+    keep_lock = ctypes.PyDLL(None).usleep  # unlike those of CDLL, its calls keep the lock
+    stall = threading.Timer(0.1, lambda: held.append(keep_lock(900_000)))
+    stall.start()
+    await kit.check_watch(Rests())
+    stall.join()
+
+    assert held == [0]
+
+
+def test_a_block_is_what_holds_up_the_loop_and_no_other_thread():
+    loop = [(1.0, 2.0), (2.0, 2.7)]
+
+    assert longest_block(loop, []) == 1.0
+    assert longest_block(loop, [(0.5, 1.25), (1.5, 2.0)]) == pytest.approx(0.7)
+    assert longest_block([], []) == 0.0
 
 
 class Asks(Sound):
