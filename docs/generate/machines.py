@@ -62,6 +62,7 @@ STEPS = {
     StepState.OPEN: (420, 100),
     StepState.SUSPENDED: (740, 100),
     StepState.VOID: (420, 280),
+    StepState.FAILED: (100, 280),
 }
 
 

@@ -280,6 +280,21 @@ def test_a_joiner_that_does_not_sync_in_time_is_last_in_line_then() -> None:
     )
 
 
+@pytest.mark.parametrize("step", [STEP - 1, STEP, STEP + 1])
+def test_a_worker_is_synced_only_for_the_resume_step_of_the_plan_as_it_is_now(step: int) -> None:
+    """A plan that is reopened keeps its id, and a report of its former step may come late."""
+    scene = Scene(2, standbys=1)
+    scene.fails("h1")
+    scene.halts("h0")
+    scene.record = steered(scene)
+    plan = live(scene.record)
+    scene.says("h0", Activity.SYNCED, rank=0, epoch=1, step=step, plan=plan.id)
+    scene.says("s0", Activity.SYNCED, step=STEP, plan=plan.id)
+
+    assert plan.resume == STEP
+    assert live(steered(scene)).phase is (Phase.RESUME if step == STEP else Phase.SYNC)
+
+
 def test_standbys_are_studied_only_when_nothing_else_is_to_be_done() -> None:
     scene = Scene(2, standbys=1)
 

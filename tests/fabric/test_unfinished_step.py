@@ -28,7 +28,7 @@ from tmd.fabric.frame import FrameKind
 from tmd.fabric.grouping import Groups
 from tmd.fabric.kept_calls import DIGEST_LIMIT, CollectiveCall, KeptInputs, MemoryPool
 from tmd.fabric.step_log import StepLog
-from tmd.fabric.unfinished_step import TABLE, StepEvent, StepState, UnfinishedStep
+from tmd.fabric.unfinished_step import RESULTLESS, TABLE, StepEvent, StepState, UnfinishedStep
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.fabric.work import SLICE_S, Work
 from tmd.trainer.protocol.step_vote import exchange
@@ -52,6 +52,7 @@ def at(state: StepState) -> UnfinishedStep:
         StepState.OPEN: [begin],
         StepState.SUSPENDED: [begin, broke],
         StepState.VOID: [begin, broke, step.give_up],
+        StepState.FAILED: [begin, step.fail],
     }
     for act in ways[state]:
         act()
@@ -59,7 +60,7 @@ def at(state: StepState) -> UnfinishedStep:
     return step
 
 
-WAITS = (StepEvent.BEGUN, StepEvent.ENDED, StepEvent.UNDONE)
+WAITS = (StepEvent.BEGUN, StepEvent.ENDED, StepEvent.UNDONE, StepEvent.RAISED)
 """What the main thread does, which waits while the step is suspended: that is the next test."""
 CELLS = [
     (state, event)
@@ -78,12 +79,14 @@ def test_every_cell_of_the_table(state: StepState, event: StepEvent) -> None:
         StepEvent.RESUMED: step.resume,
         StepEvent.GIVEN_UP: step.give_up,
         StepEvent.ENDED: step.end,
+        StepEvent.RAISED: step.fail,
     }
     row = dict(TABLE[state])
     # A script that tries a step again in one batch ends its first attempt, unless that is void.
-    row.setdefault(StepEvent.BEGUN, StepState.VOID if state is StepState.VOID else StepState.OPEN)
-    # At its next batch a script has left every step.
-    row.setdefault(StepEvent.UNDONE, StepState.CLOSED)
+    row.setdefault(StepEvent.BEGUN, state if state in RESULTLESS else StepState.OPEN)
+    # At its next batch a script has left every step, unless it has failed.
+    failed = state is StepState.FAILED
+    row.setdefault(StepEvent.UNDONE, state if failed else StepState.CLOSED)
     acts[StepEvent.BEGUN] = partial(step.begin, keeps=True)
     acts[StepEvent.UNDONE] = step.leave_behind
     acts[event]()
@@ -593,6 +596,19 @@ def test_nothing_of_a_void_step_runs_after_the_next_batch() -> None:
         fabric.step.leave_behind()
         assert all(work.is_completed() for work in works)
         assert fabric.step.state is StepState.CLOSED
+
+
+def test_a_rank_that_has_failed_neither_waits_for_the_others_nor_meets_them() -> None:
+    """Its script may call a barrier in a ``finally``. The others call the operations of a step."""
+    with pair() as (c, (fabric, other)):
+        theirs = c.of(other).allreduce([torch.ones(SMALL)])
+        fabric.step.begin(keeps=True)
+        fabric.step.fail()
+        c.of(fabric).barrier().wait(timedelta(seconds=SOON_S))
+        c.of(fabric).recv([torch.ones(SMALL)], 1, 0).wait(timedelta(seconds=SOON_S))
+        assert not theirs.is_completed()
+        assert not fabric.poisoned
+        assert not other.poisoned
 
 
 def test_a_process_that_ends_waits_for_no_plan() -> None:

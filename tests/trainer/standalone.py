@@ -16,6 +16,24 @@ from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.state.local import LocalState
 
 
+class Health:
+    """Of the present step, which breaks when a test says so."""
+
+    broken = False
+    failures = 0
+    """How often the script has failed."""
+
+    @property
+    def known_broken(self) -> bool:
+        return self.broken
+
+    def fail(self) -> None:
+        self.failures += 1
+
+    def settle(self) -> None:
+        """Nothing runs."""
+
+
 class Voting(StandaloneHooks):
     """Notes the order of things; a vote may end as if a rank had been lost."""
 
@@ -26,11 +44,12 @@ class Voting(StandaloneHooks):
         """Votes, counted from 0, in which a rank is lost."""
         self.votes = 0
         self.calls = 0
+        self.health: Health = Health()
 
     def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         self.seen.append("vote")
         self.votes += 1
-        if self.votes - 1 in self.lost:
+        if self.votes - 1 in self.lost or self.health.broken:
             raise Interrupted
         return super().vote(local, kind)
 

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from msgspec import structs
 from torch import nn
 
 from tests.fabric.circle import KEY, member
 from tests.fabric.fake_nccl import Cluster, FakeKind
 from tests.trainer.contexts import FAST
-from tmd.core.planning.directives import Directive, Train
+from tmd.core.planning.directives import Directive, Hold, Sync, Train
 from tmd.core.values.model import Activity, Membership
 from tmd.fabric import Fabric, GroupView
 from tmd.fabric.generations.generations import Generations
@@ -90,6 +91,30 @@ def test_the_first_commit_of_an_epoch_frees_the_groups_of_the_one_before() -> No
 
         assert (before, cluster.open) == (2, 1)
         assert fabric.generations.of(view) is not None, "the one in use stays"
+
+
+def test_a_decision_that_is_outdated_by_the_next_batch_is_not_carried_out() -> None:
+    """The script may have run for long since the vote, and another rank may be lost meanwhile."""
+    registry, fabric = Registry({"model": nn.Linear(1, 1)}), Fabric("h1/j/0", KEY)
+    local = LocalState(registry)
+    with training(fabric) as coordinator:
+        coordinator.registered(registry, [], local, all_alike(1), 0)
+        recovery, agent = coordinator._parts.recovery, coordinator._agent
+        alone = Membership(epoch=2, members=(member(fabric),))
+        first = Sync(plan="first", membership=alone, rank=0, resume=1, moves=())
+        second = structs.replace(first, plan="second")
+        fabric.poison("a loss")
+        agent.directive = Hold(plan="first", epoch=1)  # type: ignore[misc]
+        recovery.halt(undecided=True)
+        agent.directive = first  # type: ignore[misc]
+        committed = recovery.wait_for_outcome()
+        coordinator.advance(local)
+        agent.directive = second  # type: ignore[misc]
+        recovery.settle()
+
+        assert committed
+        assert coordinator.status.activity is Activity.SYNCED
+        assert coordinator.status.plan == "second"
 
 
 def test_nothing_reads_the_parameters_while_an_evaluation_may_exchange_them() -> None:

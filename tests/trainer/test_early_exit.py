@@ -28,34 +28,11 @@ SECOND = 1
 """The step that breaks in most tests."""
 
 
-class Health:
-    """Of the present step; it breaks when the test says so."""
-
-    broken = False
-
-    @property
-    def known_broken(self) -> bool:
-        return self.broken
-
-    def settle(self) -> None:
-        """Nothing runs."""
-
-
 class Hooks(Voting):
-    """The vote on a broken step raises, and its repetition is whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.present = Health()
-        self.health = self.present
-
-    def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
-        if self.present.broken:
-            raise Interrupted
-        return super().vote(local, kind)
+    """The repetition of a broken step is whole."""
 
     def boundary(self) -> bool:
-        self.present.broken = False
+        self.health.broken = False
         return super().boundary()
 
 
@@ -64,7 +41,7 @@ class BreaksLate(Hooks):
 
     def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         outcome = super().vote(local, kind)
-        self.present.broken = True
+        self.health.broken = True
         return outcome
 
 
@@ -140,7 +117,7 @@ class Job:
             return
         self.passes.append((way, number))
         if (way, number) == self._at and self.passes.count(self._at) == 1:
-            self._hooks.present.broken = True
+            self._hooks.health.broken = True
 
     def ends_like(self, other: Job) -> bool:
         return all(map(torch.equal, self.weights, other.weights))
@@ -234,7 +211,7 @@ def accumulated(breaks_in: int | None) -> tuple[list[StepResult | None], list[Te
                 with model.no_sync() if number == 0 else nullcontext():
                     out = model(batch)
                     if len(results) == SECOND and number == breaks_in:
-                        hooks.present.broken = True
+                        hooks.health.broken = True
                     out.square().sum().backward()
             optimizer.step()
         results.append(step.result)
@@ -260,7 +237,7 @@ def test_a_compiled_model_trains_on() -> None:
     for batch in session.batches([torch.ones(1, 4)] * 5, leave_early=True):
         with session.step() as step:
             out = run(batch)
-            hooks.present.broken = len(results) == SECOND
+            hooks.health.broken = len(results) == SECOND
             out.sum().backward()
             optimizer.step()
         results.append(step.result)

@@ -315,16 +315,18 @@ def test_a_file_that_cannot_be_read_stops_nothing() -> None:
     [
         (f"for n, b in enumerate({BATCHES}): break", 1),
         (f"def train():\n  for n, b in enumerate(\n    {BATCHES}): break\ntrain()", 2),
+        (f"for n, b in zip(range(1), {BATCHES}): break", 1),
+        (f"import itertools\nfor b in itertools.islice({BATCHES}, 1): break", 2),
         ("for b in session.batches(list(enumerate(range(1)))): break", 0),
         (f"for b in {BATCHES}:\n  for n, x in enumerate([b]): break\n  break", 0),
     ],
-    ids=["in the script", "in a function", "inside", "another loop"],
+    ids=["in the script", "in a function", "zip", "islice", "inside", "another loop"],
 )
-def test_a_loop_that_numbers_its_batches_is_warned_of(
+def test_a_loop_that_counts_its_batches_is_warned_of(
     loop: str, line: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A repeated step would count twice, and a joiner begins at 0."""
     run(loop)
 
-    assert (f"train.py:{line} numbers the batches" in caplog.text) is bool(line)
+    assert (f"train.py:{line} counts the batches" in caplog.text) is bool(line)
     assert GIVEN_UP not in caplog.text

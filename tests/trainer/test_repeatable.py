@@ -212,6 +212,27 @@ def test_a_joiner_that_is_sent_on_runs_nothing_that_was_due(script: Evaluated) -
     assert model.weight.item() == 7.0
 
 
+def test_a_shadow_that_is_sent_on_right_after_it_may_change_what_it_likes() -> None:
+    """Behind the loop, as a script does for its next epoch: its rank has done that already."""
+    hooks, epochs = SentOn(), 0
+    session, model = Session(hooks), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    session.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    evaluate = session.repeatable(lambda: None, name="evaluate")
+    for _ in range(2):
+        for _ in session.batches([2.0, 3.0]):
+            with session.step():
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+            evaluate()
+            hooks.is_behind = epochs == 0
+        scheduler.step()
+        hooks.is_behind, epochs = False, epochs + 1
+
+    assert epochs == 2
+
+
 def test_a_joiner_that_does_not_call_what_is_due_is_told(script: Evaluated) -> None:
     """The other ranks wait in it."""
     batches = script.session.batches([2.0, 3.0])

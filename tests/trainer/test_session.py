@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from tests.trainer.standalone import Script, Voting
 from tests.twin.device import Twin
 from tmd.trainer import DataPlace, Session, StepResult
+from tmd.trainer.session.hooks import Interrupted
 from tmd.trainer.session.optimizers import OptimizerHooks, Stage
 from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.state.data import Feed
@@ -119,10 +120,76 @@ def test_a_process_that_has_failed_in_a_step_ends_with_status_1(
             else:
                 script.session.begin().run(fail)
         break
+    assert status_of(script.session) == status
+
+
+def status_of(session: Session) -> int:
+    """The status of a process that ends after what ``session`` has seen, and in no other way."""
     if (child := os.fork()) == 0:
-        _end_as_lost(script.session)
+        _end_as_lost(session)
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class TornFile(list[float]):
+    """Its second batch cannot be read."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield self[0]
+        raise OSError("stale file handle")
+
+
+def test_an_error_of_the_loader_ends_the_process_with_status_1(script: Script) -> None:
+    """Though the script catches it, outside of its loop. A second loop would begin at the first
+    batch, where no other rank is."""
+
+    def train() -> None:
+        for batch in script.session.batches(TornFile([1.0, 2.0])):
+            with script.session.step():
+                script.optimizers[0].step(script.closure(batch))
+
+    with pytest.raises(OSError, match="stale"):
+        train()
+    assert script.hooks.health.failures == 1
+    with pytest.raises(RuntimeError, match=r"in session\.batches\(\): stale file handle\. Other"):
+        train()
+    assert script.weight == -1.0
+    assert status_of(script.session) == 1
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_script_that_leaves_its_loop_after_a_broken_step_ends_with_status_1(
+    lost: bool, script: Script
+) -> None:
+    """The step would be missing in what it saves, and status 0 would end the whole job."""
+    script.hooks.lost = {1} if lost else set()
+    for _, batch in zip(range(2), script.session.batches([1.0, 2.0, 4.0]), strict=False):
+        with script.session.step():
+            script.optimizers[0].step(script.closure(batch))
+
+    assert script.weight == (-1.0 if lost else -3.0)
+    assert status_of(script.session) == lost
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_broken_step_may_keep_a_script_from_its_optimizer(swallows: bool, script: Script) -> None:
+    """By what is left of its numbers, or by an error that a bare ``except`` swallows."""
+    given = []
+    for batch in script.session.batches([1.0, 2.0]):
+        given.append(batch)
+        script.hooks.health.broken = breaks = given == [1.0, 2.0]
+        if breaks and swallows:
+            script.hooks.lost = {1}
+        with script.session.step() as step:
+            if not breaks:
+                script.optimizers[0].step(script.closure(batch))
+            elif swallows:
+                with suppress(Interrupted):
+                    script.optimizers[0].step(script.closure(batch))
+        assert step.result is (StepResult.SPOILT if breaks else StepResult.COMMITTED)
+
+    assert given == [1.0, 2.0, 2.0]
+    assert script.weight == -3.0
 
 
 def test_an_uncaught_error_in_a_step_ends_the_interpreter_in_order(script: Script) -> None:
@@ -152,7 +219,7 @@ def test_an_error_that_is_caught_within_the_step_changes_nothing(script: Script)
             step.run(fail)
         assert step.run(lambda: "later") == "later"
         assert step.end() is StepResult.COMMITTED
-        assert not script.session.failed
+        assert not script.session.why_not_done
         positions.append(script.session.position.index)
 
     assert positions == [1, 2]

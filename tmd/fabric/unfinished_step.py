@@ -29,6 +29,8 @@ class StepState(StrEnum):
     """Operations wait."""
     VOID = "void"
     """Operations end at once, without a result, until the script comes to the next batch."""
+    FAILED = "failed"
+    """The same until the process ends: the script has left a step with an error."""
 
 
 class StepEvent(StrEnum):
@@ -38,20 +40,32 @@ class StepEvent(StrEnum):
     GIVEN_UP = "it cannot be finished"
     ENDED = "the script comes to the vote, or leaves the step"
     UNDONE = "the script comes to its next batch"
+    RAISED = "the script leaves it with an error"
 
 
 TABLE: dict[StepState, dict[StepEvent, StepState]] = {
-    StepState.CLOSED: {StepEvent.BEGUN: StepState.OPEN},
+    StepState.CLOSED: {
+        StepEvent.BEGUN: StepState.OPEN,
+        StepEvent.RAISED: StepState.FAILED,
+    },
     StepState.OPEN: {
         StepEvent.BROKE: StepState.SUSPENDED,
         StepEvent.ENDED: StepState.CLOSED,
+        StepEvent.RAISED: StepState.FAILED,
     },
     StepState.SUSPENDED: {
         StepEvent.RESUMED: StepState.OPEN,
         StepEvent.GIVEN_UP: StepState.VOID,
     },
-    StepState.VOID: {StepEvent.UNDONE: StepState.CLOSED},
+    StepState.VOID: {
+        StepEvent.UNDONE: StepState.CLOSED,
+        StepEvent.RAISED: StepState.FAILED,
+    },
+    StepState.FAILED: {},
 }
+
+RESULTLESS = frozenset({StepState.VOID, StepState.FAILED})
+"""States in which operations end at once."""
 
 
 class UnfinishedStep:
@@ -115,7 +129,7 @@ class UnfinishedStep:
         """Whether the step will be repeated; waits while that is not known."""
         with self._changed:
             self._await_decision()
-            return self._state is StepState.VOID
+            return self._state in RESULTLESS
 
     def come_to_vote(self) -> bool:
         """End the step once the collectives that were called in it are complete: one that broke
@@ -129,7 +143,16 @@ class UnfinishedStep:
             self._await_decision()
             if self._state is StepState.OPEN:
                 self._move(StepEvent.ENDED)
-            return self._state is StepState.VOID
+            return self._state in RESULTLESS
+
+    def fail(self) -> None:
+        """The script has left the step with an error, and its process is about to end. What the
+        script calls on its way there, such as a barrier in a ``finally``, must neither wait for
+        the other ranks nor meet an operation of theirs."""
+        with self._changed:
+            self._await_decision()
+            if self._state is not StepState.FAILED:
+                self._move(StepEvent.RAISED)
 
     def voted(self) -> None:
         """The step, which has ended, will be committed."""
@@ -140,7 +163,7 @@ class UnfinishedStep:
 
         Raises LinkError if one of its operations still runs after :data:`DRAIN_S`.
         """
-        if self.end():
+        if self.end() and self._state is StepState.VOID:
             self._groups.drain(DRAIN_S)
             with self._changed:
                 self._move(StepEvent.UNDONE)
@@ -151,7 +174,7 @@ class UnfinishedStep:
         """An operation begins; waits while the step is suspended. ``False``: the step is void."""
         with self._changed:
             self._await_decision()
-            if self._state is StepState.VOID:
+            if self._state in RESULTLESS:
                 return False
             self._running += 1
             return True

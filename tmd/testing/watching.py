@@ -35,7 +35,7 @@ _abandoned: list[asyncio.AbstractEventLoop] = []
 """Loops that still have tasks. Without this they would be destroyed, each with a warning."""
 
 
-Gap = tuple[float, float]
+LateBeat = tuple[float, float]
 """Start and end of the pause before a late beat, in seconds of the monotonic clock."""
 
 
@@ -92,7 +92,7 @@ async def watched(
         raise found[0]
 
 
-def longest_block(gaps: Sequence[Gap], stalls: Sequence[Gap]) -> float:
+def longest_block(gaps: Sequence[LateBeat], stalls: Sequence[LateBeat]) -> float:
     """Seconds for which something kept the event loop at most.
 
     Args:
@@ -104,17 +104,17 @@ def longest_block(gaps: Sequence[Gap], stalls: Sequence[Gap]) -> float:
     return max((end - start - _shared((start, end), stalls) for start, end in gaps), default=0.0)
 
 
-def _shared(gap: Gap, stalls: Sequence[Gap]) -> float:
+def _shared(gap: LateBeat, stalls: Sequence[LateBeat]) -> float:
     return sum(max(0.0, min(gap[1], end) - max(gap[0], start)) for start, end in stalls)
 
 
 async def _timed(detector: Detector, work: Coroutine[Any, Any, None]) -> None:
     """Await ``work``, and find out whether anything keeps the loop meanwhile."""
-    gaps: list[Gap] = []
-    stalls: list[Gap] = []
+    gaps: list[LateBeat] = []
+    stalls: list[LateBeat] = []
     over = threading.Event()
 
-    def note(late: list[Gap], before: float) -> None:
+    def note(late: list[LateBeat], before: float) -> None:
         if (now := time.monotonic()) - before > LATE_S:
             late.append((before, now))
 

@@ -174,6 +174,12 @@ class PlanFacts:
         status = self.status.get(worker)
         return status is not None and status.activity is activity and status.plan == plan
 
+    def synced(self, worker: str, plan: MigrationPlan) -> bool:
+        """Whether ``worker`` reports that it is ready for the resume step of ``plan``. A report of
+        another step is of the plan as it was before it was reopened."""
+        known = self.doing(worker, Activity.SYNCED, plan.id)
+        return known and self.status[worker].step == plan.resume
+
     def stuck(self, membership: Membership) -> bool:
         """Whether a member waits for a plan; reports of an older epoch do not count."""
         members = [self.status.get(m.worker) for m in membership.members]
@@ -232,7 +238,7 @@ def failover_event(
         return None
     members = [m.worker for m in plan.new.members]
     if plan.phase is Phase.SYNC:
-        if all(facts.doing(w, Activity.SYNCED, plan.id) for w in members):
+        if all(facts.synced(w, plan) for w in members):
             return PlanEvent.SYNCED, ""
         lost = _joiner_trouble(plan, facts, age, limits)
         if lost:

@@ -308,4 +308,4 @@ def _dropped(
 
 def _unsynced(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
     joiners = [m.joiner.worker for m in plan.moves if m.joiner and m.source]
-    return tuple(w for w in joiners if not facts.doing(w, Activity.SYNCED, plan.id))
+    return tuple(w for w in joiners if not facts.synced(w, plan))

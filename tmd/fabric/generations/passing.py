@@ -20,6 +20,7 @@ from tmd.fabric.generations.operations import Operation, Operations
 from tmd.fabric.group import Group
 from tmd.fabric.objects import under_way
 from tmd.fabric.reduction import Reduction
+from tmd.fabric.unfinished_step import StepState
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 from tmd.torch_private.c10d import Work as TorchWork
@@ -107,6 +108,8 @@ class PassingGroup(Group):
         first = next(_tensors(args), None)
         if first is None or not self._fabric.generations.takes(first):
             return False
+        if self._fabric.step.state is StepState.FAILED:
+            return False  # it ends without a result, which an inner group could not do
         # An abort would leave the size of an object undefined; tmd's own way makes it that of None.
         return self._fabric.standing is not None and not (first.dtype in PARTS and under_way())
 

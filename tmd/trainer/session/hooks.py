@@ -71,6 +71,7 @@ class PassHooks(Protocol):
 class HealthHooks(Protocol):
     """Whether the current step can still be committed."""
 
+    def fail(self) -> None: ...
     @property
     def broken(self) -> bool: ...
     @property

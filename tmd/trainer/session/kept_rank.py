@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 GET_RANK = ("get_rank", "dist.get_rank", "torch.distributed.get_rank")
+COUNTERS = ("enumerate", "zip", "islice", "itertools.islice")
 ENVIRONMENT = ("getenv", "os.getenv", "environ.get", "os.environ.get")
 
 log = logging.getLogger("tmd.trainer")
@@ -56,7 +57,7 @@ def kept_rank(frame: FrameType, session: object) -> str:
 
 
 def counted_loop(frame: FrameType) -> str:
-    """Where the loop that calls ``batches`` in ``frame`` numbers its batches, in words; empty if it
+    """Where the loop that calls ``batches`` in ``frame`` counts its batches, in words; empty if it
     does not."""
     try:
         trail = next(_trails(_tree(frame), frame.f_lineno), [])
@@ -64,11 +65,11 @@ def counted_loop(frame: FrameType) -> str:
         log.debug("the script is not searched for a loop that counts: %s", error)
         return ""
     match trail[-1:]:
-        case [ast.For(iter=ast.Call(func=ast.Name("enumerate")), lineno=line)]:
+        case [ast.For(iter=ast.Call(func=how), lineno=line)] if ast.unparse(how) in COUNTERS:
             return (
-                f"{frame.f_code.co_filename}:{line} numbers the batches of session.batches() by "
-                "enumerate(): the number counts a repeated step twice, and begins at 0 on a worker "
-                "that joins. Use session.position.index"
+                f"{frame.f_code.co_filename}:{line} counts the batches of session.batches() by "
+                f"{ast.unparse(how)}(): it counts a repeated step twice, and begins anew on a "
+                "worker that joins. Number and limit them by session.position.index"
             )
     return ""
 

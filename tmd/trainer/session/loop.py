@@ -47,6 +47,15 @@ class BatchLoop:
         if why := undivided(loader) or self._unshared:
             self._hooks.adoption.refuse(why)
         feed = Feed(loader, self.calls, self._base, self._place)
+        try:
+            yield from self._batches(feed, local, accumulate, partial)
+        except Exception as error:
+            self._cycle.fail_between(error)
+            raise
+
+    def _batches(
+        self, feed: Feed, local: LocalState, accumulate: int, partial: bool
+    ) -> Iterator[Any]:
         if not self._enter(feed, local):
             return
         while self._stays(feed):
@@ -187,6 +196,7 @@ class BatchLoop:
         else:
             feed.due = ""  # the rank that this worker takes is already past it
         feed.leave()
+        self.repeatables.ready()  # what the script does behind the loop does not concern the rank
         return False
 
     def _broken_off(self, feed: Feed) -> None:

@@ -91,9 +91,9 @@ class Session:
         return self._hooks.shadowing
 
     @property
-    def failed(self) -> bool:
-        """Whether an exception of the script has left a training step."""
-        return self._cycle.failed
+    def why_not_done(self) -> str:
+        """Why the script must not end with status 0 now, in words; empty if it may."""
+        return self._cycle.why_not_done
 
     @property
     def skipped(self) -> bool:

@@ -55,6 +55,9 @@ class Intact:
 
     broken = known_broken = False
 
+    def fail(self) -> None:
+        """The other ranks end with this one."""
+
     def settle(self) -> None:
         """There is nothing to wait for."""
 

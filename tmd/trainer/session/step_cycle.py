@@ -18,6 +18,17 @@ from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.unregistered import UnregisteredState
 
+IN_STEP = (
+    "Other ranks may have committed the step, and here a part of it may be missing. Catch an error "
+    "inside the step, or let it end the script: the rank is then replaced, and the step repeated. "
+    "To leave out the update for a batch, call step.skip_update() on all ranks"
+)
+IN_LOOP = (
+    "Other ranks may have got their batches. Catch an error of the data in the dataset, or let it "
+    "end the script: the rank is then replaced, and the step repeated"
+)
+"""Consequence and remedy of an error that the script has not ended with."""
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -45,7 +56,8 @@ class StepCycle:
         self._open = False
         """Whether a step has begun and not ended."""
         self._failure = ""
-        """The error with which the script has left a training step; empty if none."""
+        """The error with which the script has left a training step or the loop, and the remedy;
+        empty if none."""
         self._raised = False
         """Whether code of the script has raised an error out of the latest training step, or out of
         a part of it. One that ends the process, such as SystemExit, does not count."""
@@ -143,15 +155,9 @@ class StepCycle:
         self.close()
 
     def check_failed(self) -> None:
-        """Raises RuntimeError: the script has left a training step with an error."""
+        """Raises RuntimeError: the script has left a training step or the loop with an error."""
         if self._failure:
-            raise RuntimeError(
-                f"the script goes on after an error in a training step: {self._failure}. Other "
-                "ranks may have committed the step, and here a part of it may be missing. Catch "
-                "an error inside the step, or let it end the script: the rank is then replaced, "
-                "and the step repeated. To leave out the update for a batch, call "
-                "step.skip_update() on all ranks"
-            )
+            raise RuntimeError(f"the script goes on after an error {self._failure}")
 
     def check_ended(self) -> None:
         """Raises RuntimeError: a step has begun and not ended, or the script has failed in one."""
@@ -170,17 +176,30 @@ class StepCycle:
         """The script has left the step with ``error``, and must not go on with another one."""
         self._open = False
         if self._trains:
-            self._failure = in_words(error)
+            self._failure = f"in a training step: {in_words(error)}. {IN_STEP}"
             self.leave_part(error)
+            if self._raised:
+                self.hooks.health.fail()
+
+    def fail_between(self, error: Exception) -> None:
+        """The loop over ``batches()`` has raised ``error`` between two steps, on this rank only as
+        far as it knows."""
+        self._failure = f"in session.batches(): {in_words(error)}. {IN_LOOP}"
+        self._raised = True
+        self.hooks.health.fail()
 
     def leave_part(self, error: BaseException) -> None:
         """A part of the step has raised ``error``. The script may go on with the next one."""
         self._raised = self._trains and isinstance(error, Exception)
 
     @property
-    def failed(self) -> bool:
-        """Whether an error of the script has left a training step that was not ended after it."""
-        return self._raised and (self._open or bool(self._failure))
+    def why_not_done(self) -> str:
+        """Why training cannot be over for this rank, in words; empty if it can."""
+        if self._raised and (self._open or self._failure):
+            return "the script ends after an error in a training step or in session.batches()"
+        if self.spoilt and not self.hooks.shadowing:
+            return "the script has left its loop after a step that broke, so that step is missing"
+        return ""
 
     def keep(self, *, loose: bool = False) -> None:
         """Save what later code may change, for :meth:`take_back` and :meth:`has_changed`.
@@ -306,6 +325,8 @@ class StepCycle:
         if not self._trains:
             return
         if not self._scaled:
+            if self.spoilt or self.hooks.health.broken:
+                return  # what is left of a broken step may have kept the script from its optimizer
             raise RuntimeError(
                 "no registered optimizer was called in session.step(); to accumulate gradients use "
                 "session.batches(loader, accumulate=k) and call it once in the step; to leave out "

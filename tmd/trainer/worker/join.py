@@ -87,15 +87,15 @@ def join() -> Session:
 
 
 def _end_as_lost(session: Session) -> None:
-    """End this process at once and with status 1 if the script has failed in a training step, and
-    has caught the error: status 0 would end the whole job."""
-    if not session.failed or ends_by_error():
+    """End this process at once and with status 1 if the script ends where its rank is not done,
+    such as after an error that it has caught: status 0 would end the whole job."""
+    if not (why := session.why_not_done) or ends_by_error():
         return
     try:
         log.error(
-            "the script ends after an error in a training step: this process exits with status 1, "
-            "so that the rank is replaced. To end training early, leave the loop by 'break' after "
-            "the step, or call sys.exit()"
+            "%s: this process exits with status 1, so that the rank is replaced. To end training "
+            "early, leave the loop by 'break' after a step whose step.counts is true",
+            why,
         )
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):

@@ -125,8 +125,10 @@ class Recovery:
 
         Returns the rebuild that must come first, if any.
         """
-        directive = self._resolved or self._decision()
-        self._resolved = None
+        directive, self._resolved = self._resolved, None
+        # After the vote the script may have run for long, and another rank may be lost since.
+        if directive is None or directive != self._agent.directive:
+            directive = self._decision()
         if isinstance(directive, Sync):
             self._snapshots.only(directive.whole)
         match respond(directive, self._reporter.status), directive:

@@ -43,6 +43,10 @@ class StepHealth:
         broken = state is StepState.CLOSED and self._fabric.poisoned
         return broken and self._activity() is Activity.TRAINING
 
+    def fail(self) -> None:
+        """The script has failed. What it calls from now on does not concern the other ranks."""
+        self._fabric.step.fail()
+
     def settle(self) -> None:
         """Wait until all operations that a broken step has started have ended. The caller restores
         the state afterwards.
