@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import EPOCHS, Golden, live_plan, running
+from tests.e2e.harness import EPOCHS, SCRIPT, Golden, live_plan, running
 from tests.marks import thorough
 from tmd.core.values.model import PlanKind
 from tmd.embedded import EmbeddedRedis
 
+CATCHING = str(Path(__file__).parent / "scripts" / "catching_script.py")
 PLACES = (
     "data",
     "forward",
@@ -111,14 +112,21 @@ async def test_a_rank_whose_groups_have_no_counterpart_is_refused(
         assert "rank 0 has the process groups" in plan.outcome
 
 
+@pytest.mark.parametrize(
+    ("script", "point"),
+    [thorough(SCRIPT, "forward"), thorough(CATCHING, "forward"), (CATCHING, "data")],
+    ids=["uncaught", "caught in a step", "caught in the loader"],
+)
 async def test_an_error_in_user_code_is_a_loss(
-    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+    script: str, point: str, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """An exception ends the process with status 1; its rank is replaced as any other."""
-    async with running(tmp_path, redis.url, faults=["forward@2:9=raise"]) as run:
+    """It ends the process with status 1, even if the script catches it and waits for the others.
+    The rank is replaced as any other."""
+    fault = f"{point}@2:9=raise"
+    async with running(tmp_path, redis.url, faults=[fault], script=script) as run:
         plan = await run.done("trainer.exited")
 
-        assert run.fired("forward")
+        assert run.fired(point)
         assert [move.rank for move in plan.moves] == [2]
         await run.ends_like(golden, lost=1)
         # The plan may precede the status: it starts once the process is known to be ending.
