@@ -28,7 +28,7 @@ from tmd.fabric.frame import FrameKind
 from tmd.fabric.grouping import Groups
 from tmd.fabric.kept_calls import DIGEST_LIMIT, CollectiveCall, KeptInputs, MemoryPool
 from tmd.fabric.step_log import StepLog
-from tmd.fabric.unfinished_step import RESULTLESS, TABLE, StepEvent, StepState, UnfinishedStep
+from tmd.fabric.unfinished_step import ENDS_OPERATIONS, TABLE, StepEvent, StepState, UnfinishedStep
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.fabric.work import SLICE_S, Work
 from tmd.trainer.protocol.step_vote import exchange
@@ -83,7 +83,7 @@ def test_every_cell_of_the_table(state: StepState, event: StepEvent) -> None:
     }
     row = dict(TABLE[state])
     # A script that tries a step again in one batch ends its first attempt, unless that is void.
-    row.setdefault(StepEvent.BEGUN, state if state in RESULTLESS else StepState.OPEN)
+    row.setdefault(StepEvent.BEGUN, state if state in ENDS_OPERATIONS else StepState.OPEN)
     # At its next batch a script has left every step, unless it has failed.
     failed = state is StepState.FAILED
     row.setdefault(StepEvent.UNDONE, state if failed else StepState.CLOSED)
@@ -599,13 +599,18 @@ def test_nothing_of_a_void_step_runs_after_the_next_batch() -> None:
 
 
 def test_a_rank_that_has_failed_neither_waits_for_the_others_nor_meets_them() -> None:
-    """Its script may call a barrier in a ``finally``. The others call the operations of a step."""
+    """Its script may call a barrier in a ``finally``. The others call the operations of a step. A
+    result that looks like one could be saved."""
     with pair() as (c, (fabric, other)):
         theirs = c.of(other).allreduce([torch.ones(SMALL)])
         fabric.step.begin(keeps=True)
         fabric.step.fail()
         c.of(fabric).barrier().wait(timedelta(seconds=SOON_S))
-        c.of(fabric).recv([torch.ones(SMALL)], 1, 0).wait(timedelta(seconds=SOON_S))
+        c.of(fabric).send([torch.ones(SMALL)], 1, 0).wait(timedelta(seconds=SOON_S))
+        with pytest.raises(RuntimeError, match=r"recv has no result: the script of this rank"):
+            c.of(fabric).recv([torch.ones(SMALL)], 1, 0).wait(timedelta(seconds=SOON_S))
+        with pytest.raises(RuntimeError, match=r"allreduce has no result"):
+            c.of(fabric).allreduce([torch.ones(SMALL)]).wait(timedelta(seconds=SOON_S))
         assert not theirs.is_completed()
         assert not fabric.poisoned
         assert not other.poisoned

@@ -314,6 +314,19 @@ def test_a_validation_that_is_run_again_counts_once_in_a_metric(ends: bool) -> N
     assert (float(extremes["min"]), float(extremes["max"])) == (2.0, 2.5)
 
 
+def test_a_rank_whose_step_has_failed_takes_part_in_nothing_more() -> None:
+    """A script may catch the error, and call a barrier before it ends."""
+    from tmd.integrations.lightning import TmdStrategy
+
+    strategy, hooks = TmdStrategy(lambda module: {"sum": module.sum}), Voting()
+    strategy.session = Session(hooks)
+    with pytest.raises(InterruptedError):
+        fit(small(fails_at=2), strategy=strategy, num_sanity_val_steps=0)
+
+    assert hooks.health.failures == 1
+    assert "after an error in a training step" in strategy.session.why_not_done
+
+
 def test_the_rest_of_an_epoch_that_a_hook_skips_is_refused() -> None:
     module = small()
     module.on_train_batch_start = lambda batch, index: -1

@@ -360,6 +360,38 @@ def test_a_worker_that_takes_rank_0_keeps_the_state_of_callbacks(tmp_path: Path)
     assert "is of a job that began with no checkpoint: begin with that again" in second.stderr
 
 
+FAILING = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from tmd.integrations.transformers import Trainer, TrainingArguments
+from tmd.integrations.transformers.trainer import session
+
+class Fails(TrainerCallback):
+    def on_optimizer_step(self, args, state, control, **_):
+        raise OSError("no space left")
+
+args = TrainingArguments(FOLDER, use_cpu=True, report_to="none", disable_tqdm=True, max_steps=2)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+rows = [{"input_ids": torch.tensor([i, 1]), "labels": torch.tensor([i, 1])} for i in range(2)]
+try:
+    Trainer(model, args, train_dataset=rows, callbacks=[Fails()]).train()
+except OSError:
+    try:
+        next(iter(session().batches([1])))
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.thorough
+def test_a_step_whose_callback_fails_is_left(tmp_path: Path) -> None:
+    """So that its rank takes part in nothing more, if the script catches the error."""
+    need("transformers")
+    done = run(FAILING.replace("FOLDER", repr(str(tmp_path))))
+
+    assert "goes on after an error in a training step: no space left" in done.stdout, done.stderr
+
+
 def test_a_callback_that_stops_training_in_on_log_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -341,6 +342,30 @@ def test_an_error_of_the_function_is_raised(script: Evaluated) -> None:
             wrong()
         script.evaluate()
     assert script.reported == [1], "what failed is not due any more"
+
+
+@pytest.mark.parametrize("caught", ["outside", "inside", "at the end"])
+def test_a_script_that_ends_after_its_error_is_not_done(caught: str, script: Evaluated) -> None:
+    """Another rank is in the function, and status 0 would end the job. A script may do without its
+    result and go on, and behind the loop it may end without it."""
+
+    def fail() -> None:
+        raise KeyError("mistake")
+
+    wrong = script.session.repeatable(fail)
+
+    def train() -> None:
+        for batch in script.session.batches([1.0, 2.0]):
+            script.step(batch)
+            if caught != "at the end":
+                with suppress(KeyError) if caught == "inside" else nullcontext():
+                    wrong()
+        wrong()
+
+    with pytest.raises(KeyError):
+        train()
+
+    assert bool(script.session.why_not_done) is (caught == "outside")
 
 
 def test_a_second_one_in_the_same_place_is_refused(script: Evaluated) -> None:

@@ -35,6 +35,7 @@ from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
 from tmd.fabric.step_log import StepLog
+from tmd.fabric.unfinished_step import StepState
 from tmd.fabric.work import Work
 
 UNWIND_S = 1.0
@@ -149,7 +150,7 @@ class Runner:
         if not step.enter():
             self.log.note_unrepeatable()
             self._fill(request)
-            work.finish()
+            work.finish(self._refusal(request))
             return
         try:
             error, later = self._attempted(request, act, call)
@@ -168,6 +169,16 @@ class Runner:
                 work.finish(error)
         finally:
             step.leave()
+
+    def _refusal(self, request: OutputRequest) -> RuntimeError | None:
+        """What ``wait`` raises for an operation that was not begun. The results of a void step are
+        dropped by the vote, but those of a rank that has failed might be saved."""
+        if not request.outputs or self.fabric.step.state is not StepState.FAILED:
+            return None
+        return RuntimeError(
+            f"{request.op} has no result: the script of this rank has left a training step with an "
+            "error, and no other rank takes part"
+        )
 
     def _fill(self, request: OutputRequest) -> None:
         """Fill whole numbers that did not arrive with those of this rank. A script may take sizes

@@ -30,7 +30,8 @@ class StepState(StrEnum):
     VOID = "void"
     """Operations end at once, without a result, until the script comes to the next batch."""
     FAILED = "failed"
-    """The same until the process ends: the script has left a step with an error."""
+    """The script has left a step with an error: operations end at once until the process ends,
+    those with an output by an error."""
 
 
 class StepEvent(StrEnum):
@@ -64,7 +65,7 @@ TABLE: dict[StepState, dict[StepEvent, StepState]] = {
     StepState.FAILED: {},
 }
 
-RESULTLESS = frozenset({StepState.VOID, StepState.FAILED})
+ENDS_OPERATIONS = frozenset({StepState.VOID, StepState.FAILED})
 """States in which operations end at once."""
 
 
@@ -129,7 +130,7 @@ class UnfinishedStep:
         """Whether the step will be repeated; waits while that is not known."""
         with self._changed:
             self._await_decision()
-            return self._state in RESULTLESS
+            return self._state in ENDS_OPERATIONS
 
     def come_to_vote(self) -> bool:
         """End the step once the collectives that were called in it are complete: one that broke
@@ -143,7 +144,7 @@ class UnfinishedStep:
             self._await_decision()
             if self._state is StepState.OPEN:
                 self._move(StepEvent.ENDED)
-            return self._state in RESULTLESS
+            return self._state in ENDS_OPERATIONS
 
     def fail(self) -> None:
         """The script has left the step with an error, and its process is about to end. What the
@@ -174,7 +175,7 @@ class UnfinishedStep:
         """An operation begins; waits while the step is suspended. ``False``: the step is void."""
         with self._changed:
             self._await_decision()
-            if self._state in RESULTLESS:
+            if self._state in ENDS_OPERATIONS:
                 return False
             self._running += 1
             return True

@@ -109,7 +109,7 @@ class PassingGroup(Group):
         if first is None or not self._fabric.generations.takes(first):
             return False
         if self._fabric.step.state is StepState.FAILED:
-            return False  # it ends without a result, which an inner group could not do
+            return False  # the other ranks do not call it
         # An abort would leave the size of an object undefined; tmd's own way makes it that of None.
         return self._fabric.standing is not None and not (first.dtype in PARTS and under_way())
 

@@ -184,16 +184,17 @@ class SessionFitLoop(_FitLoop):
         """Run one step; returns whether there is work between it and the next one."""
         self.strategy.set_world_ranks()
         self.strategy.loss = None
-        step = self.strategy.session.begin()
-        with self.strategy.held() as effects:
-            step.run(self._train, batches)
-        result = step.end(self.strategy.loss)
-        if result is StepResult.COMMITTED:
+        with self.strategy.session.step() as step:
+            with self.strategy.held() as effects:
+                self._train(batches)
+            if self.strategy.loss is not None:
+                step.record(self.strategy.loss)
+        if step.counts:
             self.strategy.set_world_ranks()  # a standby may have taken the rank in this step
             for effect in effects:
                 effect()
         due = self.progress.pending and not self.progress.last
-        return due and result is not StepResult.SPOILT
+        return due and step.result is not StepResult.SPOILT
 
     def _train(self, batches: list[Any]) -> None:
         if not self._in_epoch:

@@ -251,24 +251,25 @@ class Trainer(SavingTrainer):
     def _step(self, samples: list[Any]) -> StepResult:
         """One step. What the script logs in it counts only if the step does."""
         handler, history = self.callback_handler, self.state.log_history
-        step, before = session().begin(), len(history)
+        before = len(history)
         held: list[HeldCall] = []
-        handler.held = held
-        try:
-            step.run(self._update, step, samples)
-        finally:
-            handler.held = None
-        result = step.end()
-        if result is not StepResult.COMMITTED:
+        with session().step() as step:
+            handler.held = held
+            try:
+                self._update(step, samples)
+            finally:
+                handler.held = None
+        assert step.result is not None
+        if step.result is not StepResult.COMMITTED:
             del history[before:]
-            return result
+            return step.result
         self._unnamed.warn()
         self._take_rank()  # a standby may have taken it in this step
         for event, state, more in held:
             state.is_world_process_zero = self.state.is_world_process_zero
             state.is_local_process_zero = self.state.is_local_process_zero
             handler.release(event, self.args, state, self.control, **more)
-        return result
+        return step.result
 
     def _update(self, step: Step, samples: list[Any]) -> None:
         """One step: what the loop of transformers does with these batches up to ``on_step_end``."""

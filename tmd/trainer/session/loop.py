@@ -50,7 +50,7 @@ class BatchLoop:
         try:
             yield from self._batches(feed, local, accumulate, partial)
         except Exception as error:
-            self._cycle.fail_between(error)
+            self._cycle.error.leave_loop(error)
             raise
 
     def _batches(
@@ -126,6 +126,13 @@ class BatchLoop:
     def skipped(self) -> bool:
         """Whether the latest call did not run to its end here."""
         return self._latest is not None and not self._latest.ended
+
+    @property
+    def why_not_done(self) -> str:
+        """Why training cannot be over for this rank, in words; empty if it can."""
+        if self.repeatables.failed:
+            return "the script ends after an error in a function of session.repeatable()"
+        return self._cycle.why_not_done
 
     @property
     def _unshared(self) -> str:
@@ -210,7 +217,7 @@ class BatchLoop:
             return
         self.repeatables.warn_of_break()
         feed.close()
-        self.repeatables.ready()
+        self.repeatables.broken_off()
 
     def _save_end(self, feed: Feed) -> None:
         """If the script asks for it, take a checkpoint of the end of the call."""

@@ -50,6 +50,8 @@ class Repeatables:
         """Whether one has run since the latest batch was given out, or since the loop ended."""
         self._binds = False
         """Whether nothing may change before the next batch."""
+        self.failed = False
+        """Whether one has raised an error in a loop, and no batch has followed."""
 
     def add(self, each: Repeatable[Any]) -> Callable[[], None]:
         """Returns what the script calls.
@@ -70,6 +72,11 @@ class Repeatables:
 
     def ready(self) -> None:
         """A batch was given out, or a loop has ended: one of the functions may run after it."""
+        self.broken_off()
+        self.failed = False
+
+    def broken_off(self) -> None:
+        """The script has left a loop: one of the functions may run after it."""
         self._ran = self._binds = False
 
     def warn_of_break(self) -> None:
@@ -102,7 +109,7 @@ class Repeatables:
             RuntimeError: not between a step and the next batch, or the second one there.
         """
         feed = self._cycle.feed
-        self._cycle.check_failed()
+        self._cycle.error.check()
         if not self.begun or self._cycle.is_open:
             raise RuntimeError(
                 f"call {name}() between two steps, inside or after session.batches()"
@@ -145,12 +152,14 @@ class Repeatables:
         try:
             with Step(self._cycle, trains=False) as step:
                 result = each.run()
-        except BaseException:
+        except BaseException as error:
             feed.due = ""
+            # The script may go on without it. If it does not, training is not over.
+            self.failed = isinstance(error, Exception) and not feed.closed
             raise
         if step.result is StepResult.SPOILT:
             return False
-        feed.due, self._ran = "", True
+        feed.due, self._ran, self.failed = "", True, False
         feed.left, feed.ended = False, feed.closed
         self._binds = not feed.closed  # after a loop a joiner runs what follows
         if self._binds:

@@ -93,7 +93,7 @@ class Session:
     @property
     def why_not_done(self) -> str:
         """Why the script must not end with status 0 now, in words; empty if it may."""
-        return self._cycle.why_not_done
+        return self._loop.why_not_done
 
     @property
     def skipped(self) -> bool:

@@ -135,7 +135,7 @@ class Step:
             return True
         # Last, since it waits for a plan while the step is suspended.
         may_be = self._cycle.outcome is None and issubclass(kind, Exception)
-        return may_be and self._cycle.hooks.health.broken
+        return may_be and self._cycle.is_broken
 
     def _end_early(self, kind: type[BaseException]) -> None:
         if issubclass(kind, Partial):

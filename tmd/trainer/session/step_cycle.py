@@ -8,26 +8,15 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tmd.core.values.reasons import in_words
 from tmd.trainer.protocol.step_vote import VoteKind
 from tmd.trainer.session.hooks import Interrupted, Partial, StepHooks, VoteOutcome
 from tmd.trainer.session.optimizers import OptimizerHooks, Stage
+from tmd.trainer.session.script_error import ScriptError
 from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.unregistered import UnregisteredState
-
-IN_STEP = (
-    "Other ranks may have committed the step, and here a part of it may be missing. Catch an error "
-    "inside the step, or let it end the script: the rank is then replaced, and the step repeated. "
-    "To leave out the update for a batch, call step.skip_update() on all ranks"
-)
-IN_LOOP = (
-    "Other ranks may have got their batches. Catch an error of the data in the dataset, or let it "
-    "end the script: the rank is then replaced, and the step repeated"
-)
-"""Consequence and remedy of an error that the script has not ended with."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -53,14 +42,11 @@ class StepCycle:
         that an optimizer that is called there starts no vote."""
         self.spoilt = False
         """Whether the latest step broke, and has not been undone."""
+        self._lost_vote = False
+        """Whether the vote on the present step has raised Interrupted."""
         self._open = False
         """Whether a step has begun and not ended."""
-        self._failure = ""
-        """The error with which the script has left a training step or the loop, and the remedy;
-        empty if none."""
-        self._raised = False
-        """Whether code of the script has raised an error out of the latest training step, or out of
-        a part of it. One that ends the process, such as SystemExit, does not count."""
+        self.error = ScriptError(hooks)
         self._skips_update = False
         """Whether the present step ends without an update."""
         self._drops = False
@@ -106,7 +92,8 @@ class StepCycle:
                 "one step, or give each a batch of its own"
             )
         self.outcome, self._open, self._trains = None, True, trains
-        self._loss, self._skips_update, self._raised = None, False, False
+        self._loss, self._skips_update, self._lost_vote = None, False, False
+        self.error.begin()
         late = self._local.changed_since_vote()
         if late and self.hooks.rank == 0:
             self._warn(
@@ -154,14 +141,9 @@ class StepCycle:
         self._pass, self.outcome = None, VoteOutcome.SHADOW
         self.close()
 
-    def check_failed(self) -> None:
-        """Raises RuntimeError: the script has left a training step or the loop with an error."""
-        if self._failure:
-            raise RuntimeError(f"the script goes on after an error {self._failure}")
-
     def check_ended(self) -> None:
-        """Raises RuntimeError: a step has begun and not ended, or the script has failed in one."""
-        self.check_failed()
+        """Raises RuntimeError: a step has begun and not ended, or the script has failed."""
+        self.error.check()
         if self._open:
             raise RuntimeError(
                 "a step of session.begin() was not ended: call step.end() before the next step "
@@ -176,29 +158,20 @@ class StepCycle:
         """The script has left the step with ``error``, and must not go on with another one."""
         self._open = False
         if self._trains:
-            self._failure = f"in a training step: {in_words(error)}. {IN_STEP}"
-            self.leave_part(error)
-            if self._raised:
-                self.hooks.health.fail()
-
-    def fail_between(self, error: Exception) -> None:
-        """The loop over ``batches()`` has raised ``error`` between two steps, on this rank only as
-        far as it knows."""
-        self._failure = f"in session.batches(): {in_words(error)}. {IN_LOOP}"
-        self._raised = True
-        self.hooks.health.fail()
+            self.error.leave_step(error)
 
     def leave_part(self, error: BaseException) -> None:
         """A part of the step has raised ``error``. The script may go on with the next one."""
-        self._raised = self._trains and isinstance(error, Exception)
+        if self._trains:
+            self.error.leave_part(error)
 
     @property
     def why_not_done(self) -> str:
         """Why training cannot be over for this rank, in words; empty if it can."""
-        if self._raised and (self._open or self._failure):
+        if self.error.ends(is_open=self._open):
             return "the script ends after an error in a training step or in session.batches()"
         if self.spoilt and not self.hooks.shadowing:
-            return "the script has left its loop after a step that broke, so that step is missing"
+            return "the script has left its loop after a broken step, which may be missing here"
         return ""
 
     def keep(self, *, loose: bool = False) -> None:
@@ -226,6 +199,11 @@ class StepCycle:
     def is_open(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._open
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the present step will be repeated; waits while that is being decided."""
+        return self._lost_vote or self.spoilt or self.hooks.health.broken
 
     @property
     def can_be_left(self) -> bool:
@@ -264,7 +242,11 @@ class StepCycle:
                 registry.refuse_hidden()
             if self._pass is not None:
                 raise Partial if self.hooks.adoption.end_pass() else Interrupted
-            self.outcome = self.hooks.vote(self._local, self._kind)
+            try:
+                self.outcome = self.hooks.vote(self._local, self._kind)
+            except Interrupted:
+                self._lost_vote = True
+                raise
             self._local.release_start()
             if self.outcome is VoteOutcome.COMMIT:
                 # Little is queued on the device here. After the optimizer it would be busy again.
@@ -321,12 +303,13 @@ class StepCycle:
         return True
 
     def _check_update(self) -> None:
-        """Raises RuntimeError: no optimizer has run in a training step, and nothing says why."""
+        """Raises RuntimeError: no optimizer has run in a training step, and nothing says why;
+        Interrupted if the step is broken."""
         if not self._trains:
             return
         if not self._scaled:
-            if self.spoilt or self.hooks.health.broken:
-                return  # what is left of a broken step may have kept the script from its optimizer
+            if self.is_broken:
+                raise Interrupted  # its numbers may have kept the script from its optimizer
             raise RuntimeError(
                 "no registered optimizer was called in session.step(); to accumulate gradients use "
                 "session.batches(loader, accumulate=k) and call it once in the step; to leave out "
