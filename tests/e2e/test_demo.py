@@ -19,7 +19,7 @@ SMALL = ("--script", str(Path(__file__).with_name("scripts") / "small_demo.py"))
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("steps", "script"), [(150, SMALL), thorough(STEPS, ())], ids=["small", "own script"]
+    ("steps", "script"), [(60, SMALL), thorough(STEPS, ())], ids=["small", "own script"]
 )
 def test_the_demo_shows_two_events_and_identical_losses(
     steps: int, script: tuple[str, ...], tmp_path: Path, short: Path
