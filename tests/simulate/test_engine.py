@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.simulate.studies import COSTS, fault, lost_s, played, study
-from tmd.core.values.errors import IllegalTransition
 from tmd.simulate.compare import outcome, setups
-from tmd.simulate.phases import TABLE, JobPhase, PhaseEvent, after
 from tmd.simulate.values import HOUR, Fault, FaultScope, RecoveryMethod, RecoverySetup, Warned
 
 ROUNDING_H = 1e-9
@@ -185,13 +183,6 @@ def test_an_elastic_job_without_a_whole_replica_restarts() -> None:
     found = lost_s(played(RecoveryMethod.ELASTIC, 1, fault(AT), asked=study(replica_hosts=4)))
 
     assert found == {"repeated_steps": AT, "restart": 400.0}
-
-
-def test_a_phase_that_waits_for_a_host_does_not_train_at_once() -> None:
-    assert after(JobPhase.HOLDING, PhaseEvent.STANDS) is JobPhase.STANDING
-    with pytest.raises(IllegalTransition):
-        after(JobPhase.HOLDING, PhaseEvent.TRAINS)
-    assert {phase for row in TABLE.values() for phase in row.values()} == set(JobPhase)
 
 
 # --- whatever happens -----------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from itertools import count
 from typing import Protocol
 
 from tmd.simulate.ledger import TimeLedger, TrainingPace
-from tmd.simulate.phases import JobPhase, PhaseEvent, after
 from tmd.simulate.values import (
     HOUR,
+    TRAINING,
     Cause,
     Fault,
     FaultScope,
@@ -67,8 +67,7 @@ class _Run:
         self.struck = 0
         self._whole_s, self._rejoin_s = whole_s, rejoin_s
         self._now = 0.0
-        self._phase = JobPhase.TRAINING
-        self._chosen = NextPhase(PhaseEvent.TRAINS)
+        self._chosen = TRAINING
         self._queue: list[tuple[float, int, Callable[[], NextPhase | None]]] = []
         self._order = count()
         self._timer = 0
@@ -97,10 +96,9 @@ class _Run:
     def _pass(self, until: float) -> None:
         """Count the time up to ``until``."""
         seconds, self._now = until - self._now, until
-        if self._phase is JobPhase.TRAINING:
+        if self._chosen.cause is None:
             self.ledger.train(seconds, self._chosen.speed)
         else:
-            assert self._chosen.cause is not None
             self.ledger.stand(seconds, self._chosen.cause)
 
     def _take(self, chosen: NextPhase) -> None:
@@ -108,8 +106,7 @@ class _Run:
             self.ledger.lose(loss)
         if chosen.from_checkpoint:
             self.ledger.from_checkpoint()
-        self._phase = after(self._phase, chosen.event)
-        if chosen.event is not PhaseEvent.TRAINS:
+        if chosen.cause is not None:
             self.counts[str(chosen.cause)] += 1
         self._chosen = chosen
         self._timer += 1

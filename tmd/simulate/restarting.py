@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tmd.simulate.costs import Costs
-from tmd.simulate.phases import PhaseEvent
 from tmd.simulate.places import Places
 from tmd.simulate.values import (
+    TRAINING,
     Cause,
     Fault,
     FaultScope,
@@ -49,7 +49,7 @@ class Restarting(Places):
         return self._restarts(()) if None in self._ranks else None
 
     def proceed(self, now: float, work: WorkDone) -> NextPhase | None:
-        return NextPhase(PhaseEvent.TRAINS)
+        return TRAINING
 
     def _restarts(
         self, losses: tuple[LostWork, ...], cause: Cause = Cause.RESTART, more_s: float = 0.0

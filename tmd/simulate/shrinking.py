@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 from tmd.simulate.costs import Costs
-from tmd.simulate.phases import PhaseEvent
 from tmd.simulate.places import Places
 from tmd.simulate.values import (
     Cause,
@@ -88,11 +87,11 @@ class Shrinking(Places):
     def _trains(self, now: float) -> NextPhase:
         until = min(self._ready.values(), default=math.inf)
         speed = self._whole() / self._job.replicas
-        return NextPhase(PhaseEvent.TRAINS, max(0.0, until - now), speed=speed)
+        return NextPhase(max(0.0, until - now), speed=speed)
 
     def _resizes(self, cause: Cause, losses: tuple[LostWork, ...]) -> NextPhase:
         self._stands = cause
-        return NextPhase(PhaseEvent.STANDS, self._costs.resize_s, cause, losses)
+        return NextPhase(self._costs.resize_s, cause, losses)
 
     def _restarts(self, losses: tuple[LostWork, ...]) -> NextPhase:
         """All replicas that have their hosts start from a checkpoint, or the job waits for one."""

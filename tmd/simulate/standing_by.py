@@ -5,8 +5,8 @@ from __future__ import annotations
 from tmd.core.values.model import JobState, Phase, PlanKind
 from tmd.simulate.cluster import SimulatedCluster
 from tmd.simulate.costs import Costs
-from tmd.simulate.phases import PhaseEvent
 from tmd.simulate.values import (
+    TRAINING,
     Cause,
     Fault,
     FaultScope,
@@ -96,17 +96,15 @@ class StandingBy:
         interrupted = (LostWork(Cause.INTERRUPTED_STEP, work.in_step_s),)
         if plan is None or plan.phase is not Phase.SYNC:
             self._stands = Cause.HOLD
-            return NextPhase(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=interrupted)
+            return NextPhase(cause=Cause.HOLD, losses=interrupted)
         joiners = [(m.rank, m.joiner) for m in plan.moves if m.joiner is not None]
         hot = all(self._cluster.follows(joiner.host, rank) for rank, joiner in joiners)
         self._stands = Cause.FAILOVER
         if hot and plan.rollback is None:  # the step goes on
-            return NextPhase(PhaseEvent.STANDS, self._costs.hot_s, Cause.FAILOVER)
+            return NextPhase(self._costs.hot_s, Cause.FAILOVER)
         back = (work.steps - (plan.resume or 0)) * self._costs.step_s
         repeated = LostWork(Cause.REPEATED_STEPS, max(0.0, back))
-        return NextPhase(
-            PhaseEvent.STANDS, self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated)
-        )
+        return NextPhase(self._costs.warm_s, Cause.FAILOVER, (*interrupted, repeated))
 
     def _restarted(self, now: float, losses: tuple[LostWork, ...]) -> NextPhase:
         enough = self._cluster.restart()
@@ -120,14 +118,14 @@ class StandingBy:
         self._cluster.decide(work.steps + FIRST, now)
         plan = self._cluster.plan
         if plan is None or plan.phase is not Phase.PREPARE:
-            return NextPhase(PhaseEvent.TRAINS)
+            return TRAINING
         if plan.id != self._move[0]:
             self._move = (plan.id, now + self._costs.prepare_s)
-        return NextPhase(PhaseEvent.TRAINS, max(0.0, self._move[1] - now))
+        return NextPhase(max(0.0, self._move[1] - now))
 
     def _prepared(self, now: float, work: WorkDone) -> NextPhase | None:
         """The joiners of a planned move are ready."""
         if not self._cluster.switch(work.steps + FIRST, now):
             return None
         self._stands = Cause.PLANNED_MOVE
-        return NextPhase(PhaseEvent.STANDS, self._costs.move_s, Cause.PLANNED_MOVE)
+        return NextPhase(self._costs.move_s, Cause.PLANNED_MOVE)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from tmd.core.planning.goodput import LossCause
-from tmd.simulate.phases import PhaseEvent
 
 HOUR = 3600.0
 
@@ -135,12 +134,10 @@ def unsaved(work: WorkDone) -> tuple[LostWork, ...]:
 class NextPhase(NamedTuple):
     """What a job does from now on, after an event."""
 
-    event: PhaseEvent
     lasts_s: float = math.inf
     """Time after which the method decides again."""
     cause: Cause | None = None
-    """The cause for which the time of the new phase counts as lost; ``None`` while the job
-    trains."""
+    """The cause for which the time of the new phase counts as lost; ``None``: the job trains."""
     losses: tuple[LostWork, ...] = ()
     speed: float = 1.0
     """Share of the replicas that train."""
@@ -148,16 +145,20 @@ class NextPhase(NamedTuple):
     """Whether the job goes on from a checkpoint."""
 
 
+TRAINING = NextPhase()
+"""The job trains until something happens."""
+
+
 def holding(losses: tuple[LostWork, ...]) -> NextPhase:
     """The job waits for a host, and goes on from a checkpoint then."""
-    return NextPhase(PhaseEvent.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+    return NextPhase(cause=Cause.HOLD, losses=losses, from_checkpoint=True)
 
 
 def restarting(
     seconds: float, losses: tuple[LostWork, ...], cause: Cause = Cause.RESTART
 ) -> NextPhase:
     """The job starts from a checkpoint, which takes ``seconds``."""
-    return NextPhase(PhaseEvent.STANDS, seconds, cause, losses, from_checkpoint=True)
+    return NextPhase(seconds, cause, losses, from_checkpoint=True)
 
 
 class Outcome(Struct, frozen=True):
