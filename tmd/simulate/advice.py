@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from msgspec import Struct, structs
 
 from tmd.core.values.snapshots import EVERY
-from tmd.simulate.closed_forms import checkpoint_every_s
 from tmd.simulate.costs import Costs
 from tmd.simulate.values import Job, Outcome, RecoveryMethod, RecoverySetup
 
@@ -80,6 +80,15 @@ def mean(found: Sequence[Outcome]) -> Outcome:
         counts={n: fmean(one.counts.get(n, 0) for one in found) for n in reasons},
         checkpoint_s=fmean(one.checkpoint_s for one in found),
     )
+
+
+def checkpoint_every_s(save_s: float, mtbf_s: float) -> float:
+    """The time between two checkpoints that loses least, to first order.
+
+    J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
+    Zero if a checkpoint costs nothing or nothing fails: then no interval is the best one.
+    """
+    return math.sqrt(2.0 * save_s * mtbf_s) if math.isfinite(mtbf_s) else 0.0
 
 
 def snapshot_steps(job: Job, costs: Costs, loss_every_s: float) -> int:

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from tmd.config import Settings
 from tmd.daemon.plugins import load_policies
-from tmd.simulate.closed_forms import checkpoint_every_s
+from tmd.simulate.advice import checkpoint_every_s
 from tmd.simulate.cluster import OperatorRules, SimulatedCluster
 from tmd.simulate.costs import Costs
 from tmd.simulate.engine import LossHandling, run
