@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tests.twin.device import Twin
 from tmd.trainer.state import device_digest as module
-from tmd.trainer.state.device_digest import SEED, SUMS, WORDS, device_digest
+from tmd.trainer.state.device_digest import SEED, SUMS, WORDS, digest_from, sums_of
+from tmd.trainer.state.digests import raw
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.units import Units, whole_digest
 
@@ -21,6 +22,10 @@ GOLDEN_SMALL = "0c00000000000000effa9f6b3068e95b5f0b37f9d3725a19"
 GOLDEN_LARGE = "0c00200000000000d3da8901043e93d9d72181ccef6a6cab"
 LARGE = 200
 """Rows and columns of a matrix that is worth a digest of the device's own."""
+
+
+def device_digest(tensor: Tensor) -> bytes:
+    return digest_from(tensor, raw(sums_of(tensor)))
 
 
 def factors() -> numpy.ndarray:

@@ -25,13 +25,8 @@ SUMS = 2
 SEED = 20_241_214
 
 
-def device_digest(tensor: Tensor) -> bytes:
-    """Size and sums of ``tensor``, of any shape and dtype; waits for its device."""
-    return digest_from(tensor, device.current().on_host(sums_of(tensor)).numpy())
-
-
 def digest_from(tensor: Tensor, sums: Any) -> bytes:
-    """The digest of ``tensor``, whose :func:`sums_of` are in host memory."""
+    """Size and sums of ``tensor``, of any shape and dtype; its sums are in host memory."""
     return tensor.nbytes.to_bytes(8, "little") + bytes(sums)
 
 
