@@ -17,7 +17,7 @@ from tests.marks import program
 from tmd.cli import shipped
 from tmd.core.planning.goodput import LossCause
 from tmd.core.values.errors import ConfigError
-from tmd.daemon.web.families import CLUSTER
+from tmd.daemon.web.cluster_metrics import CLUSTER
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "monitoring"

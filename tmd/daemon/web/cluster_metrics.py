@@ -6,9 +6,15 @@ All have the label ``tmd_cluster``: they are about the cluster, whichever target
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.readiness import readiness
@@ -16,10 +22,21 @@ from tmd.core.values.checkpoints import newest
 from tmd.core.values.model import ClusterView, JobState, WorkerStatus
 from tmd.core.values.snapshots import newest_whole
 from tmd.daemon.counters import JobCounter
-from tmd.daemon.web.families import CLUSTER, JOB, gauge
 
+JOB = "training_job"
+"""The label of a job of tmd: Prometheus itself has a label ``job``."""
+CLUSTER = "tmd_cluster"
+"""The label of a cluster of tmd: operators give ``cluster`` to targets or to a Prometheus."""
 WorkersByJob = dict[str, dict[str, WorkerStatus]]
 """job -> worker -> status."""
+
+
+def gauge(name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:
+    """A gauge with one value for each tuple of label values."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for place, value in values.items():
+        family.add_metric(place, float(value))
+    return family
 
 
 def of_cluster(cluster: str, jobs: JobCounter, view: ClusterView | None) -> Iterator[Metric]:

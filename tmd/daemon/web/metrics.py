@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 from tmd import __version__
 from tmd.core.values.model import HostStatus
 from tmd.daemon.counters import AlertCounter
-from tmd.daemon.web.cluster_metrics import of_cluster
-from tmd.daemon.web.families import CLUSTER, JOB, gauge
+from tmd.daemon.web.cluster_metrics import CLUSTER, JOB, gauge, of_cluster
 from tmd.daemon.web.parts import Local
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import isfinite
 
 from msgspec import Struct, structs
 
@@ -25,7 +26,6 @@ from tmd.core.values.model import (
     WorkerStatus,
 )
 from tmd.core.values.view_checks import ENDED, drain_roles, unfinished
-from tmd.daemon.web.page_ranks import ranks_of
 
 MOST_STANDBYS = 100
 """Standbys of a job that have a row; the job's outlook counts all."""
@@ -134,6 +134,34 @@ def difference(before: Rows, after: Rows) -> Difference:
     """What has changed from ``before`` to ``after``."""
     changed = {key: row for key, row in after.items() if before.get(key) != row}
     return Difference(changed, [key for key in before if key not in after])
+
+
+class Ranks(Struct, frozen=True):
+    """The latest report of each rank of a job."""
+
+    statuses: tuple[WorkerStatus | None, ...]
+    """Indexed by rank. ``None`` stands for a rank without a heartbeat."""
+
+    @property
+    def reports(self) -> list[WorkerStatus]:
+        return [status for status in self.statuses if status is not None]
+
+    @property
+    def step(self) -> int:
+        """Step of the foremost rank; 0 without a report."""
+        return max((status.step for status in self.reports), default=0)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the finite losses of all ranks. A NaN never equals itself, so the row would
+        count as changed each time."""
+        losses = [s.loss for s in self.reports if s.loss is not None and isfinite(s.loss)]
+        return sum(losses) / len(losses) if losses else None
+
+
+def ranks_of(view: ClusterView, record: JobRecord) -> Ranks:
+    known = view.workers(record.job)
+    return Ranks(tuple(known.get(m.worker) for m in record.membership.members))
 
 
 def rows_of(view: ClusterView, leader: str, cluster: str, host: str) -> Rows:

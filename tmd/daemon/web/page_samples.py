@@ -11,7 +11,7 @@ from msgspec import Struct
 from tmd.core.planning.goodput import step_seconds
 from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
 from tmd.core.values.view_checks import ENDED
-from tmd.daemon.web.page_ranks import ranks_of
+from tmd.daemon.web.page_rows import ranks_of
 
 BINS = 64
 KEPT = 300

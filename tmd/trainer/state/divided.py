@@ -14,16 +14,11 @@ from typing import Any
 
 import torch
 
-from tmd.torch_private.optimizers import is_zero, steps_in_backward
+from tmd.torch_private.optimizers import steps_in_backward
 
 ParamGroups = Sequence[dict[str, Any]]
 NOT_SHADOWED = "its optimizer is divided among ranks and communicates: no shadow can follow it"
 """Why the state of a rank with such an optimizer is copied at the switch, not before."""
-
-
-def is_divided(optimizer: object) -> bool:
-    """Whether each rank has only a part of the state of ``optimizer``."""
-    return is_zero(optimizer)
 
 
 def local(whole: Any) -> torch.optim.Optimizer:

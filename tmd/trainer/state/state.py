@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.torch_private.ddp import ddp_of, fix_buckets
-from tmd.torch_private.optimizers import forget_unscaled
-from tmd.trainer.state.divided import is_divided, local, set_values
+from tmd.torch_private.optimizers import forget_unscaled, is_zero
+from tmd.trainer.state.divided import local, set_values
 from tmd.trainer.state.late_buffers import LateBuffers
 from tmd.trainer.state.layout import (
     Layout,
@@ -99,7 +99,7 @@ class Registry:
                 if (wrapper := ddp_of(value)) is not None:
                     self.wrappers.append(wrapper)
                 self._objects[name] = unwrapped(value)
-            elif is_divided(value):
+            elif is_zero(value):
                 self._objects[name], self._wholes[name] = local(value), value
             elif isinstance(value, Stateful):
                 if isinstance(value, torch.optim.Optimizer):
