@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct, ValidationError, convert
 
@@ -15,9 +15,10 @@ from tmd.plugin import PluginError, in_words
 Row = TypeVar("Row", bound=Struct)
 
 
-class Sheet(Struct, frozen=True):
-    """The metadata of a table."""
+class Sheet(Struct, Generic[Row], frozen=True):
+    """A table: its rows by number, and where they are from."""
 
+    rows: Mapping[int, Row]
     source: str
     as_of: str
 
@@ -27,28 +28,27 @@ class Sheet(Struct, frozen=True):
         return f"{self.source} ({self.as_of})"
 
 
-def text(file: str | Path | None, shipped: str, what: str) -> tuple[list[str], str]:
-    """The lines of ``file``, or of the file ``shipped`` in this folder; and its name.
+def load(row: type[Row], what: str, file: str | Path | None = None) -> Sheet[Row]:
+    """The table in ``file``, or the one in this folder.
+
+    ``what``: what a row is about, ``XID``. In lower case it is the column of the number and the
+    name of the file in this folder.
 
     Raises:
-        PluginError: the file cannot be read.
+        PluginError: it cannot be read, a row is invalid, or it lacks source and date.
     """
-    name = str(file) if file is not None else shipped
+    place = Path(file) if file is not None else files(__package__) / f"{what.lower()}.csv"
+    name = str(file) if file is not None else place.name
     try:
-        place = Path(file) if file is not None else files(__package__) / shipped
-        return place.read_text(encoding="utf-8").splitlines(), name
+        lines = place.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PluginError(f"{what} table {name}: {in_words(error)}") from None
+    return parse(row, what, lines, name)
 
 
-def rows(
-    lines: Iterable[str], row: type[Row], key: str, what: str, name: str
-) -> tuple[dict[int, Row], Sheet]:
-    """Rows of type ``row`` by the number in column ``key``.
-
-    Raises:
-        PluginError: a row is invalid, or the table lacks source and date.
-    """
+def parse(row: type[Row], what: str, lines: Iterable[str], name: str) -> Sheet[Row]:
+    """See :func:`load`; ``name`` is for the errors."""
+    key = what.lower()
     facts: dict[str, str] = {}
     data = []
     for line in lines:
@@ -73,4 +73,4 @@ def rows(
         raise PluginError(
             f"{what} table {name}: it needs rows and the lines '# source: …' and '# as_of: …'"
         )
-    return found, Sheet(facts["source"], facts["as_of"])
+    return Sheet(found, facts["source"], facts["as_of"])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from pathlib import Path
+from functools import partial
 
 from msgspec import Struct
 
 from . import sheet
 from .table import XidVerdict
-
-SHIPPED = "sxid.csv"
 
 
 class Fatality(StrEnum):
@@ -53,20 +50,8 @@ class SxidRow(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("only a fatal SXid can have the verdict fail")
 
 
-class SxidTable(sheet.Sheet, frozen=True):
-    rows: Mapping[int, SxidRow]
-
-
-def load(file: str | Path | None = None) -> SxidTable:
-    """The table in ``file``, or the shipped one.
-
-    Raises:
-        PluginError: it cannot be read, a row is invalid, or it lacks source and date.
-    """
-    return parse(*sheet.text(file, SHIPPED, "SXid"))
-
-
-def parse(lines: Iterable[str], name: str) -> SxidTable:
-    """See :func:`load`; ``name`` is for the errors."""
-    rows, facts = sheet.rows(lines, SxidRow, "sxid", "SXid", name)
-    return SxidTable(rows=rows, source=facts.source, as_of=facts.as_of)
+SxidTable = sheet.Sheet[SxidRow]
+load = partial(sheet.load, SxidRow, "SXid")
+"""``load(file)``: the table in ``file``, or the shipped one. See :func:`sheet.load`."""
+parse = partial(sheet.parse, SxidRow, "SXid")
+"""``parse(lines, name)``: the table in ``lines``."""

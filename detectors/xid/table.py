@@ -6,15 +6,12 @@ in the same format, which replaces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from pathlib import Path
+from functools import partial
 
 from msgspec import Struct, field
 
 from . import sheet
-
-SHIPPED = "xid.csv"
 
 
 class XidVerdict(StrEnum):
@@ -73,20 +70,8 @@ class XidRow(Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind == "CONTEXT"
 
 
-class XidTable(sheet.Sheet, frozen=True):
-    rows: Mapping[int, XidRow]
-
-
-def load(file: str | Path | None = None) -> XidTable:
-    """The table in ``file``, or the shipped one.
-
-    Raises:
-        PluginError: it cannot be read, a row is invalid, or it lacks source and date.
-    """
-    return parse(*sheet.text(file, SHIPPED, "XID"))
-
-
-def parse(lines: Iterable[str], name: str) -> XidTable:
-    """See :func:`load`; ``name`` is for the errors."""
-    rows, facts = sheet.rows(lines, XidRow, "xid", "XID", name)
-    return XidTable(rows=rows, source=facts.source, as_of=facts.as_of)
+XidTable = sheet.Sheet[XidRow]
+load = partial(sheet.load, XidRow, "XID")
+"""``load(file)``: the table in ``file``, or the shipped one. See :func:`sheet.load`."""
+parse = partial(sheet.parse, XidRow, "XID")
+"""``parse(lines, name)``: the table in ``lines``."""

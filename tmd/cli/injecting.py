@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 HOST = "host"
+_INCOMPLETE = {
+    "XID": "the XID or its GPU is missing: 'tmd inject xid 79 --gpu 0000:3b:00.0'",
+    "SXid": "the SXid or its NVSwitch is missing: 'tmd inject sxid 20034 --switch 0000:05:00.0'",
+}
 
 GpuOption = Annotated[
     str, typer.Option(help="PCI address of a GPU, '0000:3b:00.0', in place of --entity.")
@@ -142,57 +146,43 @@ def _signal(
 
     if not code:
         raise ConfigError("the CODE is missing; for example 'tmd inject nic.down --dry-run'")
-    if code == "xid":
-        return _of_xid(settings, number, about, severity, message)
-    if code == "sxid":
-        return _of_sxid(settings, number, about, severity, message)
+    if what := {"xid": "XID", "sxid": "SXid"}.get(code):
+        return _of_table(what, settings, number, about, severity, message)
     if number is not None:
         raise ConfigError(f"only 'xid' and 'sxid' take a number, not '{printable(code)}'")
     return Signal(code, about or HOST, severity or Severity.WARNING, message=message)
 
 
-def _of_xid(
-    settings: Settings, number: int | None, about: str, severity: Severity | None, detail: str
+def _of_table(
+    what: str,
+    settings: Settings,
+    number: int | None,
+    about: str,
+    severity: Severity | None,
+    detail: str,
 ) -> Signal:
-    """The detector's signal for this XID, by the configured table."""
+    """The detector's signal for this XID or SXid, by the configured table; of an SXid in a line
+    with the severity of the table."""
     from msgspec import structs
-    from tmd_detectors.xid.example import first_signal
-    from tmd_detectors.xid.table import load
+    from tmd_detectors.xid.example import first_of_switch, first_signal
+    from tmd_detectors.xid.switches import ENTITY
 
+    from tmd.cli.xids import table_of
     from tmd.core.values.model import GPU
 
-    if number is None or not about.startswith(GPU):
-        raise ConfigError("the XID or its GPU is missing: 'tmd inject xid 79 --gpu 0000:3b:00.0'")
-    table = load(settings.detector("xid").own.get("table") or None)
+    first, begin, verb = (
+        (first_of_switch, ENTITY, "tmd xid list --sxid")
+        if what == "SXid"
+        else (first_signal, GPU, "tmd xid list")
+    )
+    if number is None or not about.startswith(begin):
+        raise ConfigError(_INCOMPLETE[what])
+    table = table_of(what, settings)
     if number not in table.rows:
-        raise ConfigError(f"XID {number} is not in the table: 'tmd xid list' shows the known ones")
-    signal: Signal | None = first_signal(table, number, about.removeprefix(GPU), detail)
+        raise ConfigError(f"{what} {number} is not in the table: '{verb}' shows the known ones")
+    signal: Signal | None = first(table, number, about.removeprefix(begin), detail)
     if signal is None:
-        raise ConfigError(f"XID {number} only clears other findings: use --clear")
-    return signal if severity is None else structs.replace(signal, severity=severity)
-
-
-def _of_sxid(
-    settings: Settings, number: int | None, about: str, severity: Severity | None, detail: str
-) -> Signal:
-    """The detector's signal for this SXid, in a line with the severity of the table."""
-    from msgspec import structs
-    from tmd_detectors.xid.example import first_of_switch
-    from tmd_detectors.xid.switches import ENTITY
-    from tmd_detectors.xid.sxids import load
-
-    if number is None or not about.startswith(ENTITY):
-        raise ConfigError(
-            "the SXid or its NVSwitch is missing: 'tmd inject sxid 20034 --switch 0000:05:00.0'"
-        )
-    table = load(settings.detector("xid").own.get("sxid_table") or None)
-    if number not in table.rows:
-        raise ConfigError(
-            f"SXid {number} is not in the table: 'tmd xid list --sxid' shows the known ones"
-        )
-    signal: Signal | None = first_of_switch(table, number, about.removeprefix(ENTITY), detail)
-    if signal is None:
-        raise ConfigError(f"SXid {number} only clears other findings: use --clear")
+        raise ConfigError(f"{what} {number} only clears other findings: use --clear")
     return signal if severity is None else structs.replace(signal, severity=severity)
 
 

@@ -11,7 +11,7 @@ from tmd.cli.output import print_json, say
 from tmd.core.values.printable import printable
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from tmd.config import Settings
 
 xid = typer.Typer(
     help="Explain the XIDs of GPUs and the SXids of NVSwitches.", no_args_is_help=True
@@ -56,8 +56,10 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain an XID or SXid: its meaning, what tmd does, and what the operator should do."""
+    from tmd.config import load
+
     what, wanted = _wanted(number)
-    table = _sxids(config) if what == "SXid" else _table(config)
+    table = table_of(what, load(config))
     row = table.rows.get(wanted)
     if row is None:
         known = f"{what}s {min(table.rows)} to {max(table.rows)} of {table.as_of}"
@@ -87,7 +89,9 @@ def list_(
     ] = False,
 ) -> None:
     """List all XIDs, or all SXids, of the table."""
-    table = _sxids(config) if sxid else _table(config)
+    from tmd.config import load
+
+    table = table_of("SXid" if sxid else "XID", load(config))
     rows = table.rows.values()
     if as_json:
         print_json([(_of_switch if sxid else _facts)(row, table.origin) for row in rows])
@@ -110,20 +114,12 @@ def _wanted(words: list[str]) -> tuple[str, int]:
     return what, int(number)
 
 
-def _table(config: Path | None) -> Any:
-    from tmd_detectors.xid.table import load as load_table
+def table_of(what: str, settings: Settings) -> Any:
+    """The configured table of ``XID`` or ``SXid``."""
+    from tmd_detectors.xid import sxids, table
 
-    from tmd.config import load
-
-    return load_table(load(config).detector("xid").own.get("table") or None)
-
-
-def _sxids(config: Path | None) -> Any:
-    from tmd_detectors.xid.sxids import load as load_table
-
-    from tmd.config import load
-
-    return load_table(load(config).detector("xid").own.get("sxid_table") or None)
+    module, key = (sxids, "sxid_table") if what == "SXid" else (table, "table")
+    return module.load(settings.detector("xid").own.get(key) or None)
 
 
 def _of_switch(row: Any, origin: str) -> dict[str, Any]:
