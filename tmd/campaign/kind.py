@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,17 @@ class Unfired(TmdError):
 
 async def nothing() -> None:
     """Mends a fault that ends by itself."""
+
+
+def once(*undo: Callable[[], object]) -> Mend:
+    """A mend that calls each function once, however often it is called itself; the last first."""
+    left = list(undo)
+
+    async def mend() -> None:
+        while left:
+            await asyncio.to_thread(left.pop())
+
+    return mend
 
 
 class FaultKind(Struct, frozen=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 
 from tmd import embedded
 from tmd.campaign.faults.process import STOPPED, send
-from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing, once
 from tmd.campaign.relay import LinkConditions
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.servers import Private, server_binary
@@ -51,34 +52,32 @@ async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
     return _clearing(ways)
 
 
-async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Connections stay open but carry nothing."""
+async def _affect(
+    stage: CampaignStage, fault: FaultPart, effect: Callable[[LinkConditions], None]
+) -> Mend:
+    """Begin ``effect``, and wait until bytes of each connection have met it."""
     _, ways = await _conditions(stage, fault)
     for conditions in ways:
-        conditions.stall()
-    await _met(ways)
+        effect(conditions)
+    await until(lambda: all(conditions.passed for conditions in ways))
     return _clearing(ways)
+
+
+async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
+    """Connections stay open but carry nothing."""
+    return await _affect(stage, fault, LinkConditions.stall)
 
 
 async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Redis receives the daemon's requests, but its answers are lost."""
-    _, ways = await _conditions(stage, fault)
-    for conditions in ways:
-        conditions.stall_back()
-    await _met(ways)
-    return _clearing(ways)
+    return await _affect(stage, fault, LinkConditions.stall_back)
 
 
 async def _slow(stage: CampaignStage, fault: FaultPart) -> Mend:
-    _, ways = await _conditions(stage, fault)
-    for conditions in ways:
+    def delay(conditions: LinkConditions) -> None:
         conditions.delay_s = fault.amount or DELAY_S
-    await _met(ways)
-    return _clearing(ways)
 
-
-async def _met(ways: list[LinkConditions]) -> None:
-    await until(lambda: all(conditions.passed for conditions in ways))
+    return await _affect(stage, fault, delay)
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
@@ -99,14 +98,7 @@ async def _empty(stage: CampaignStage, fault: FaultPart) -> Mend:
 async def _gone(stage: CampaignStage, fault: FaultPart) -> Mend:
     server = _private(stage)
     await asyncio.to_thread(server.stop)
-    away = [True]
-
-    async def start() -> None:
-        if away:
-            away.pop()
-            await asyncio.to_thread(server.start)
-
-    return start
+    return once(server.start)
 
 
 async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:

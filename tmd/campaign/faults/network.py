@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from tmd.campaign import namespaces
 from tmd.campaign.faults.host import _networks
-from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing, once
 from tmd.campaign.relay import LinkConditions, LinkEffect
 from tmd.campaign.scenario import FaultPart, Network
 from tmd.campaign.stage import CampaignStage
@@ -106,36 +106,21 @@ async def _cut_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     peers = [h for h in stage.hosts if h != host]
     for peer in peers:
         networks.mute(host, peer, muted=True)
-
-    async def restore() -> None:
-        while peers:
-            networks.mute(host, peers.pop(), muted=False)
-
-    return restore
+    return once(*(partial(networks.mute, host, peer, muted=False) for peer in peers))
 
 
 async def _slow_link(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     rate = f"{fault.amount:g}mbit" if fault.amount else RATE
     networks.slow(host, rate)
-    return _once(lambda: networks.slow(host, ""))
+    return once(partial(networks.slow, host, ""))
 
 
 async def _loss(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     networks.drop_packets(host, fault.amount or LOST)
     await until(lambda: networks.dropped(host) > 0)
-    return _once(lambda: networks.drop_packets(host, 0.0))
-
-
-def _once(undo: Callable[[], None]) -> Mend:
-    left = [undo]
-
-    async def mend() -> None:
-        while left:
-            left.pop()()
-
-    return mend
+    return once(partial(networks.drop_packets, host, 0.0))
 
 
 ROOT = namespaces.unable
