@@ -31,6 +31,25 @@ def test_an_error_of_the_disk_is_contained(tmp_path: Path) -> None:
     assert file.path.read_bytes() == b"2"
 
 
+def test_a_value_is_written_only_if_it_is_another_one(tmp_path: Path) -> None:
+    """Than the one that was read, and than the one written last."""
+    place = tmp_path / "kept.json"
+    place.write_bytes(b"[1]")
+    file = StateFile(place, "a test")
+    known = file.read(list[int], [])
+    place.unlink()
+    file.keep(known)
+    before = place.exists()
+    file.keep([1, 2])
+    written = place.read_bytes()
+    place.unlink()
+    file.keep([1, 2])
+
+    assert not before
+    assert written == b"[1,2]"
+    assert not place.exists()
+
+
 async def test_what_a_full_disk_did_not_take_is_written_once_it_can_be(tmp_path: Path) -> None:
     """Only the newest data, and only once."""
     file = StateFile(tmp_path / "gone" / "kept.json", "a test")

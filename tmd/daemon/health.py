@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from tmd.boot import boot_id
 from tmd.core.alerts.findings import FindingMemory
 from tmd.core.alerts.store_health import StoreLoop
@@ -35,8 +33,8 @@ class HostHealth:
         self._store = store
         self._store_health = store_health
         self._file = StateFile(state_dir / "findings.json", "the memory of findings")
-        self._kept = self._file.read(FindingMemory, FindingMemory())
-        watcher.board = restored(self._kept, host, boot_id())
+        memory = self._file.read(FindingMemory, FindingMemory())
+        watcher.board = restored(memory, host, boot_id())
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -59,9 +57,4 @@ class HostHealth:
 
     def keep(self) -> None:
         """Write the memory of findings to disk if it has changed or the disk did not take it."""
-        memory = self._watcher.board.lasting
-        if memory != self._kept:
-            self._kept = memory
-            self._file.write(msgspec.json.encode(memory))
-        else:
-            self._file.write_again()
+        self._file.keep(self._watcher.board.lasting)

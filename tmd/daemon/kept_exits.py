@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import msgspec
-
 from tmd.core.values.model import Exit
 from tmd.daemon.roster import Roster
 from tmd.daemon.state_file import StateFile
@@ -24,8 +22,7 @@ class KeptExits:
     def __init__(self, roster: Roster, state_dir: Path) -> None:
         self._roster = roster
         self._file = StateFile(state_dir / "exits.json", "the exits of workers")
-        self._kept = self._file.read(tuple[Exit, ...], ())
-        roster.restore(self._kept)
+        roster.restore(self._file.read(tuple[Exit, ...], ()))
 
     async def run(self) -> None:
         """Run until cancelled; the last exits are kept, too."""
@@ -38,9 +35,4 @@ class KeptExits:
 
     def keep(self) -> None:
         """Write the exits to disk if there are new ones, or if the disk did not take them."""
-        known = tuple(each for each in self._roster.exits if each.code is not None)
-        if known != self._kept:
-            self._kept = known
-            self._file.write(msgspec.json.encode(known))
-        else:
-            self._file.write_again()
+        self._file.keep(tuple(each for each in self._roster.exits if each.code is not None))

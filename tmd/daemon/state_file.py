@@ -23,18 +23,30 @@ class StateFile(ReplacedFile):
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(path)
         self._what = what
+        self._kept: object = None
+        """What was read or kept last."""
 
     def read(self, type_: type[T], empty: T) -> T:
         """What is on the disk, in JSON; ``empty`` if there is nothing, or nothing that can be
         read."""
+        found = empty
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=type_)
+            found = msgspec.json.decode(self.path.read_bytes(), type=type_)
         except FileNotFoundError:
-            return empty
+            pass
         except (OSError, *UNREADABLE) as error:
             reason = in_words(error)
             log.warning(f"cannot read {self._what}", file=str(self.path), error=reason)
-            return empty
+        self._kept = found
+        return found
+
+    def keep(self, value: object) -> None:
+        """Write ``value`` if it differs from the last one, or if the disk did not take that."""
+        if value != self._kept:
+            self._kept = value
+            self.write(msgspec.json.encode(value))
+        else:
+            self.write_again()
 
     def _failed(self, why: str) -> None:
         log.warning(f"cannot save {self._what}", file=str(self.path), error=why)
