@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tmd.child import Child, send
+from tmd.child import Child, readable, send
 
 
 def python(code):
@@ -178,3 +178,17 @@ async def test_a_child_that_is_never_read_can_be_ended():
     await asyncio.sleep(0)
 
     assert await child.end(10.0)
+
+
+async def test_one_of_several_descriptors_is_waited_for_and_not_for_ever():
+    (first, _), (second, writes) = ends = os.pipe(), os.pipe()
+    await readable([first, second], 0.01)
+    os.write(writes, b"x")
+    await readable([first, second])
+    await readable((), 0.01)
+    loop = asyncio.get_running_loop()
+    watched = [loop.remove_reader(fd) for fd in (first, second)]
+    for fd in (fd for pipe in ends for fd in pipe):
+        os.close(fd)
+
+    assert watched == [False, False]

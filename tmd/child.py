@@ -15,7 +15,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,12 @@ class Child:
         """Whether it has not ended yet."""
         return self._status() is None
 
+    @property
+    def stdout(self) -> int:
+        """The descriptor of its stdout, which does not block."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
     def write(self, data: bytes) -> None:
         """Write a few bytes to its stdin.
 
@@ -98,8 +104,7 @@ class Child:
     async def read(self) -> bytes:
         """Bytes from its stdout; empty once all writers have closed it, or once it has ended and
         nothing is left to read: what it has started may hold the pipe for ever."""
-        assert self._process.stdout is not None
-        return await self._read(self._process.stdout.fileno())
+        return await self._read(self.stdout)
 
     async def read_errors(self) -> bytes:
         """The same for stderr."""
@@ -184,24 +189,25 @@ async def _happened(pid: int, *pipes: int) -> None:
     try:
         end = os.pidfd_open(pid)
     except OSError:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await _readable(*pipes)
+        await readable(pipes, LOOK_S)
         return
     try:
-        await _readable(end, *pipes)
+        await readable((end, *pipes))
     finally:
         os.close(end)
 
 
-async def _readable(*fds: int) -> None:
-    """Return once one of ``fds`` is readable."""
+async def readable(fds: Iterable[int], within_s: float | None = None) -> None:
+    """Wait until one of ``fds`` is readable, or ``within_s`` seconds have passed."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
+    fds = tuple(fds)
     try:
         for fd in fds:
             loop.add_reader(fd, ready.set)
-        await ready.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await ready.wait()
     finally:
         for fd in fds:
             loop.remove_reader(fd)

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 from msgspec import Struct
 
 from tmd.boot import boot_id
-from tmd.child import Child
+from tmd.child import Child, readable
 from tmd.core.values.errors import PluginError
 from tmd.core.values.model import (
     Activity,
@@ -89,6 +89,7 @@ __all__ = [
     "boot_id",
     "in_words",
     "os_reason",
+    "readable",
 ]
 
 API_VERSION = 1

@@ -19,6 +19,7 @@ from tmd.plugin import (
     State,
     boot_id,
     os_reason,
+    readable,
 )
 
 from .. import kept
@@ -31,7 +32,6 @@ from .merge import MERGE_S, Merge, fault
 from .records import KERNEL, parse
 from .switches import Switches
 from .switchlines import MARK, read
-from .waiting import readable
 from .xid_event import XidEvent
 
 LOST = "xid.log_lost"

@@ -6,17 +6,16 @@ abandoned, since it may not even die, and another one starts after a pause.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tmd.plugin import PluginError, bare_python, in_words
+from tmd.plugin import Child, PluginError, bare_python, in_words
 
-from .waiting import readable
 from .xid_event import XidEvent
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -31,8 +30,6 @@ ABANDONED = 3
 """Most listeners that do not die: each keeps memory, and another would hang as well."""
 FAREWELL_S = 1.0
 _CHUNK = 65_536
-
-ListenerProcess = subprocess.Popen[bytes]
 
 
 def why_not(library: str = LIBRARY) -> str | None:
@@ -50,8 +47,8 @@ class Events:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._wait_ms = str(int(1000 * min(LONGEST_WAIT_S, deadline_s / 4)))
-        self._child: ListenerProcess | None = None
-        self._abandoned: list[ListenerProcess] = []
+        self._child: Child | None = None
+        self._abandoned: list[Child] = []
         self._buffer = b""
         self._spoke = 0.0
         self._next = float("-inf")
@@ -65,10 +62,7 @@ class Events:
     @property
     def fd(self) -> int | None:
         """Readable when the listener has written something."""
-        if self._child is None:
-            return None
-        assert self._child.stdout is not None
-        return self._child.stdout.fileno()
+        return None if self._child is None else self._child.stdout
 
     def take(self, now: float) -> list[XidEvent]:
         """The XIDs received since the last call."""
@@ -98,8 +92,9 @@ class Events:
         if self._child is not None:
             self._abandon()
         with suppress(TimeoutError):
-            for child in self._abandoned:
-                await _end_of(child)
+            async with asyncio.timeout(FAREWELL_S):
+                for child in self._abandoned:
+                    await child.status()
 
     def _parsed(self, line: bytes) -> XidEvent:
         event = msgspec.json.decode(line, type=XidEvent)
@@ -112,7 +107,7 @@ class Events:
         return event
 
     def _start(self, now: float) -> None:
-        self._abandoned = [c for c in self._abandoned if c.poll() is None]
+        self._abandoned = [child for child in self._abandoned if child.runs]
         if now < self._next:
             return
         if len(self._abandoned) >= ABANDONED:
@@ -120,19 +115,10 @@ class Events:
             return
         self._buffer, self._last, self._deaf, self._spoke = b"", "", "", now
         try:
-            self._child = subprocess.Popen(
-                bare_python(LISTENER, self._wait_ms, needs=(BINDINGS,)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the daemon only
-                bufsize=0,
-            )
+            command = bare_python(LISTENER, self._wait_ms, needs=(BINDINGS,))
+            self._child = Child.start(command)
         except (OSError, PluginError) as error:  # must not stop reading the log
             self._failed(now, f"the listener cannot be started: {in_words(error)}")
-            return
-        assert self.fd is not None
-        os.set_blocking(self.fd, False)
 
     def _leave(self, now: float, why: str, ends: int = 1) -> None:
         self._abandon()
@@ -147,18 +133,5 @@ class Events:
     def _abandon(self) -> None:
         child, self._child = self._child, None
         assert child is not None
-        assert child.stdout is not None
-        child.kill()
-        child.stdout.close()
+        child.abandon()
         self._abandoned.append(child)
-
-
-async def _end_of(child: ListenerProcess) -> None:
-    if child.poll() is not None:
-        return
-    fd = os.pidfd_open(child.pid)
-    try:
-        await readable([fd], FAREWELL_S)
-        child.poll()
-    finally:
-        os.close(fd)

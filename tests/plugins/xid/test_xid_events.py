@@ -11,11 +11,10 @@ import pytest
 from tmd_detectors.xid.detector import NO_EVENTS, XidConfig, XidDetector
 from tmd_detectors.xid.events import BINDINGS, LIBRARY, LISTENER, Events
 from tmd_detectors.xid.findings import CONFIRMED
-from tmd_detectors.xid.waiting import readable
 from tmd_detectors.xid.xid_event import XidEvent
 
 from tests.plugins.context import signals_of
-from tmd.plugin import Severity, State, bare_python
+from tmd.plugin import Severity, State, bare_python, readable
 
 from .log import refused
 
