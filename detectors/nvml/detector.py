@@ -10,8 +10,9 @@ from msgspec import Meta
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Positive, Signal, in_words
 
+from ..asked_child import Ended, Hung
 from .memory import RememberedGpus
-from .probe import Ended, Hung, NvmlProbe
+from .probe import nvml_worker
 
 LIBRARY = "libnvidia-ml.so.1"
 LONGEST_PAUSE = 8
@@ -55,12 +56,12 @@ class NvmlDetector(Detector):
         self._gpus = gpus = RememberedGpus(
             config.gpus, config.interval_s, ctx.state_dir / "gpus.json"
         )
-        probe = NvmlProbe(config.sysfs)
+        worker = nvml_worker(config.sysfs)
         hung = 0
         try:
             while True:
                 try:
-                    report = await probe.ask(config.deadline_s)
+                    report = await worker.ask(config.deadline_s)
                     signals = [*gpus.judge.hung(0, ""), *gpus.observe(report, ctx.now())]
                     hung = 0
                     ctx.looked()
@@ -73,4 +74,4 @@ class NvmlDetector(Detector):
                     yield signal
                 await ctx.sleep(config.interval_s * min(2 ** max(0, hung - 1), LONGEST_PAUSE))
         finally:
-            await probe.close()
+            await worker.close()

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tmd_detectors.asked_child import Ended, Hung
 from tmd_detectors.nvml.detector import NvmlConfig, NvmlDetector
-from tmd_detectors.nvml.probe import Ended, Hung, NvmlProbe
+from tmd_detectors.nvml.probe import nvml_worker
 from tmd_detectors.nvml.report import Gpu
 
 from tests.plugins.context import signals_of
@@ -21,7 +22,7 @@ FIRST, SECOND = "0000:3b:00.0", "0000:3c:00.0"
 
 @pytest.fixture
 async def probe(script, tmp_path):
-    probe = NvmlProbe(str(tmp_path / "sys"))
+    probe = nvml_worker(str(tmp_path / "sys"))
     yield probe
     await probe.close()
 
@@ -149,7 +150,7 @@ async def test_a_worker_that_dies_is_replaced(probe, script):
         await probe.ask(0.5)
     script.put({"nvmlInitWithFlags.delay": None})
     first = await probe.ask(30)
-    os.kill(probe.pid, 9)
+    os.kill(probe._child.pid, 9)
     with pytest.raises(Ended):
         await probe.ask(30)
 
