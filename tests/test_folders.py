@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tmd.core.values.errors import ConfigError, TmdError
-from tmd.daemon.agents import _bind, uids_of
+from tmd.daemon.agent_socket import bind, uids_of
 from tmd.folders import (
     SOCKET,
     TEMPORARY,
@@ -112,11 +112,11 @@ def test_a_daemon_serves_in_no_foreign_folder(folder):
     made(folder, ATTACKER, 0o777)
     (folder / "tmd").chmod(0o777)
     with acting_as(USER), pytest.raises(ConfigError, match="only this user can change"):
-        _bind(folder / "tmd" / SOCKET, uids_of(())).close()
+        bind(folder / "tmd" / SOCKET, uids_of(())).close()
 
 
 def test_a_daemon_of_the_user_serves_where_its_clients_look(folder, service):
-    with acting_as(USER), _bind(folder / "tmd" / SOCKET, uids_of(())):
+    with acting_as(USER), bind(folder / "tmd" / SOCKET, uids_of(())):
         assert runtime_dir_of_user(folder / "tmd", service) == folder / "tmd"
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(folder / "tmd" / SOCKET))

@@ -94,6 +94,7 @@ def test_a_worker_that_fails_after_the_end_of_training_fails_the_job() -> None:
 
     assert after.state is JobState.FAILED
     assert after.detail == f"{values.worker('h1')} failed after the end of training"
+    assert after.trained, "its launcher starts it again, and no run follows"
 
 
 def test_a_worker_whose_launcher_was_stopped_after_the_end_of_training_fails_no_job() -> None:
@@ -124,6 +125,7 @@ def test_a_job_of_which_no_host_knows_a_worker_has_failed() -> None:
 
     assert known is silent is early is scene.record
     assert late.state is JobState.FAILED
+    assert not late.trained
     assert late.detail.startswith("no worker of the job has been known to its host for 10 s; if it")
 
 

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
+from tests import values
 from tmd.core.planning.directives import (
     Arm,
     Directive,
@@ -20,9 +21,10 @@ from tmd.core.planning.directives import (
     Sync,
     Train,
     Wait,
+    directive_of,
 )
 from tmd.core.values.errors import IllegalTransition
-from tmd.core.values.model import Activity, Member, Membership, Move, WorkerStatus
+from tmd.core.values.model import Activity, JobState, Member, Membership, Move, WorkerStatus
 from tmd.core.worker import responses, transitions
 from tmd.core.worker.responses import Response, receives, respond
 from tmd.core.worker.transitions import WorkerTransition, transition
@@ -100,6 +102,7 @@ def test_a_directive_whose_conditions_hold_gets_the_response_of_the_table(
     [
         (Activity.STARTING, Leave(), {}),
         (Activity.STARTING, Leave(code=1), {"restarted": True}),
+        (Activity.STARTING, Leave(code=1, over=True), {}),
         (Activity.STANDBY, Wait(), {}),
         (Activity.SHADOWING, DIRECTIVES[Prepare], {"under": DIRECTIVES[Prepare]}),
         (Activity.IN_STEP, DIRECTIVES[ShadowRank], {"under": DIRECTIVES[ShadowRank]}),
@@ -118,6 +121,17 @@ def test_a_repeated_directive_changes_nothing(
 ) -> None:
     """It names an older epoch or the current plan, or the worker already carries it out."""
     assert respond(directive, doing(activity), **more) is None
+
+
+def test_a_worker_that_is_started_again_after_training_does_not_wait_for_another_run() -> None:
+    """Not even if the job has failed: a rank failed while it saved its results."""
+    record = structs.replace(
+        values.record("n1"), state=JobState.FAILED, detail="lost", trained=True
+    )
+    found = directive_of(record, "n2/job/0.b")
+
+    assert found == Leave(code=1, detail="lost", over=True)
+    assert respond(found, doing(Activity.STARTING), restarted=True) is Response.EXIT
 
 
 @pytest.mark.parametrize("activity", [Activity.STUCK, Activity.SYNCED])

@@ -28,8 +28,9 @@ from tmd.core.values.model import (
     ShadowStatus,
 )
 from tmd.core.values.pace import Pace
-from tmd.daemon import agents, lifelines
-from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer, AgentSocket, uids_of
+from tmd.daemon import lifelines
+from tmd.daemon.agent_socket import AgentSocket, bind, uids_of
+from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer
 from tmd.daemon.fd_passing import AgentListener
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -268,6 +269,32 @@ async def test_the_exit_of_a_process_is_detected(host, activity, reported, code)
 
     assert [e.code for e in host.roster.exits] == [code]
     assert host.roster.statuses == ()
+
+
+async def test_a_launcher_that_is_connected_is_waited_for(host):
+    """Its command may be a shell script that goes on after Python, as with an upload. A guess would
+    make a failure of a job that has ended well."""
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        await launcher.hello()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", TRAINER, str(host.path), "training")
+        )
+        try:
+            await until(lambda: bool(host.roster.statuses), within_s=10)
+        finally:
+            process.kill()
+            await process.wait()
+        graces = host.server._lifelines._graces
+        await until(lambda: ONE in graces, within_s=10)
+        first = graces[ONE]
+        await until(lambda: graces.get(ONE) is not first, within_s=10)
+        before = list(host.roster.exits)
+        await launcher.exited(ONE, 0)
+        await until(lambda: bool(host.roster.exits), within_s=10)
+
+    assert before == []
+    assert [e.code for e in host.roster.exits] == [0]
 
 
 ENDING = """
@@ -540,7 +567,7 @@ async def test_the_socket_is_private_and_removed_at_the_end(tmp_path):
 
 async def test_only_the_socket_of_a_dead_daemon_is_replaced(tmp_path):
     first, second = Host(tmp_path), Host(tmp_path)
-    agents._bind(first.path, frozenset()).close()
+    bind(first.path, frozenset()).close()
     async with first.serving():
         with pytest.raises(ConfigError, match="another daemon"):
             await second.server.serve()
@@ -552,7 +579,7 @@ def test_a_socket_that_cannot_be_made_is_named(tmp_path):
     """As its folder cannot be, if the daemon's user may not write there."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"\[host\] socket .*tmd.sock: Not a directory"):
-        agents._bind(tmp_path / "file" / "folder" / "tmd.sock", frozenset())
+        bind(tmp_path / "file" / "folder" / "tmd.sock", frozenset())
 
 
 def test_users_are_given_by_name_or_number():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_cli import ENVIRONMENT, tmd
-from tmd.daemon.agents import _bind, uids_of
+from tmd.daemon.agent_socket import bind, uids_of
 
 USER = 65532
 ROOT_ONLY = "changes its user: run the tests as root"
@@ -45,7 +45,7 @@ def open_folder():
 )
 def test_the_socket_is_open_once_another_user_is_listed(tmp_path, users, expected):
     path = tmp_path / "run" / "s"
-    listener = _bind(path, uids_of(users))
+    listener = bind(path, uids_of(users))
     found = mode(path)
     listener.close()
 
@@ -58,7 +58,7 @@ def test_one_listed_user_gets_through_to_a_daemon_of_root(open_folder):
         pytest.skip(ROOT_ONLY)
     before = os.umask(0o077)
     try:
-        listener = _bind(open_folder / "run" / "tmd" / "s", uids_of((str(USER),)))
+        listener = bind(open_folder / "run" / "tmd" / "s", uids_of((str(USER),)))
     finally:
         os.umask(before)
     path = str(open_folder / "run" / "tmd" / "s")

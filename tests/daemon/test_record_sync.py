@@ -10,7 +10,8 @@ from msgspec import structs
 from tests import values
 from tests.daemon.tasks import running
 from tmd.core.values.model import READABLE_VERSION, JobState, State
-from tmd.daemon.agents import AgentServer, AgentSocket
+from tmd.daemon.agent_socket import AgentSocket
+from tmd.daemon.agents import AgentServer
 from tmd.daemon.record_sync import ALL_S, SOON_S, LocalWorkers, RecordSync
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster

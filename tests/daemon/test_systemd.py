@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from tmd.config import Host, load
-from tmd.daemon.agents import STRANGERS
+from tmd.daemon.agent_socket import STRANGERS
 from tmd.daemon.plugins import installed
 from tmd.daemon.systemd import Notifier
 from tmd.plugin import POLICY_GROUP

@@ -344,15 +344,20 @@ def test_an_error_of_the_function_is_raised(script: Evaluated) -> None:
     assert script.reported == [1], "what failed is not due any more"
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["in it", "with its result"])
 @pytest.mark.parametrize("caught", ["outside", "inside", "at the end"])
-def test_a_script_that_ends_after_its_error_is_not_done(caught: str, script: Evaluated) -> None:
+def test_a_script_that_ends_after_its_error_is_not_done(
+    caught: str, late: bool, script: Evaluated
+) -> None:
     """Another rank is in the function, and status 0 would end the job. A script may do without its
     result and go on, and behind the loop it may end without it."""
 
-    def fail() -> None:
+    def fail(result: object = None) -> None:
         raise KeyError("mistake")
 
-    wrong = script.session.repeatable(fail)
+    wrong = script.session.repeatable(lambda: 1, name="late", then=fail)
+    if not late:
+        wrong = script.session.repeatable(fail)
 
     def train() -> None:
         for batch in script.session.batches([1.0, 2.0]):

@@ -93,7 +93,7 @@ def _print_plugins(rows: list[dict[str, str]]) -> None:
 def check(config: ConfigOption = None) -> None:
     """Check everything the daemon would need, without starting it."""
     from tmd.config import DEFAULT_FILE, find_file, load, refuse_exposed
-    from tmd.daemon.agents import uids_of
+    from tmd.daemon.agent_socket import uids_of
     from tmd.daemon.plugins import load_detectors, load_policies, strangers
     from tmd.daemon.redis_client import connect
 

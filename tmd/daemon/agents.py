@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import structlog
-from msgspec import Struct, structs
+from msgspec import structs
 
 from tmd import wire
 from tmd.core.planning.directives import Directive
 from tmd.core.values.encodable import encodable, encodable_exit
-from tmd.core.values.errors import ConfigError, WireError
-from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.errors import WireError
 from tmd.core.values.model import WorkerStatus
-from tmd.core.values.reasons import os_reason
 from tmd.core.values.shadows import Verdicts
-from tmd.daemon.fd_passing import AgentListener, peer_of
+from tmd.daemon.agent_socket import AgentSocket, bind
+from tmd.daemon.fd_passing import peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
-from tmd.folders import foreign
 
-HELLO_S = 5.0
-"""A client without a complete hello after this long is disconnected."""
-STRANGERS = 256
-"""Most clients without a complete hello. Beyond it, the one that has waited longest is
-disconnected."""
 BUFFER_LIMIT = 1 << 20
 """A client is disconnected if more bytes than this wait for it when there is another message."""
 
@@ -45,20 +36,6 @@ FIRST_PROTOCOL = 1
 """Version of what workers of tmd 0.1.0 exchange."""
 
 log = structlog.get_logger("tmd.agents")
-
-
-class AgentSocket(Struct, frozen=True):
-    """Path of the socket, and the users that may connect."""
-
-    path: Path
-    host: str
-    uids: frozenset[int]
-    """User ids that may connect."""
-    key_of: Callable[[str], bytes]
-    """Returns the key for a job's links."""
-    shadow: ShadowLimits = ShadowLimits()
-    hello_s: float = HELLO_S
-    strangers: int = STRANGERS
 
 
 class TrainerLink:
@@ -145,7 +122,7 @@ class AgentServer:
         self._clients: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """The connections without a hello, oldest first."""
-        self._lifelines = Lifelines(roster, self.push)
+        self._lifelines = Lifelines(roster, self.push, self._launched)
         self._failed: dict[object, str] = {}
         """Client -> the error of the latest push."""
         self.listening = asyncio.Event()
@@ -153,7 +130,7 @@ class AgentServer:
     async def serve(self) -> None:
         """Accept until cancelled."""
         path = self._door.path
-        self._listener = await asyncio.to_thread(_bind, path, self._door.uids)
+        self._listener = await asyncio.to_thread(bind, path, self._door.uids)
         server = await asyncio.start_unix_server(self._accepted, sock=self._listener)
         self.listening.set()
         try:
@@ -184,6 +161,9 @@ class AgentServer:
                 log.exception("a client gets nothing", client=client.name, job=client.job)
         else:
             self._failed.pop(client, None)
+
+    def _launched(self, worker: str) -> bool:
+        return any(worker in launcher.owned for launcher in self._launchers)
 
     # --- one connection ---------------------------------------------------------------------------
 
@@ -308,55 +288,6 @@ class AgentServer:
         finally:
             self._failed.pop(link, None)
             self._launchers.discard(link)
-
-
-def uids_of(users: tuple[str, ...]) -> frozenset[int]:
-    """Root, the daemon's own user, and ``users`` by name or number.
-
-    Raises:
-        ConfigError: one of ``users`` does not exist.
-    """
-    found = {0, os.geteuid()}
-    for user in users:
-        try:
-            found.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
-        except KeyError:
-            raise ConfigError(f"[host] users: there is no user '{user}' on this host") from None
-    return frozenset(found)
-
-
-def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
-    """A listening socket at ``path``. A socket left by a dead daemon is replaced."""
-    listener = AgentListener(uids)
-    try:
-        _make_way(path.parent)
-        if wrong := foreign(path):
-            raise ConfigError(f"[host] socket {path}: {wrong}")
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(str(path)) == 0:
-                    raise ConfigError(f"another daemon is serving {path}: stop it first")
-            path.unlink()
-        listener.bind(str(path))
-        # The user id decides who may use it. Root and the daemon's user need no file permission.
-        path.chmod(0o666 if uids - {0, os.geteuid()} else 0o600)
-        listener.listen(128)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"[host] socket {path}: {os_reason(error)}") from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _make_way(folder: Path) -> None:
-    """Create ``folder``. All users may traverse the new folders, whatever the umask."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for place in missing:
-        place.chmod(0o755)
 
 
 async def _receive(reader: asyncio.StreamReader) -> wire.Message:

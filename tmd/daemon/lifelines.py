@@ -31,11 +31,20 @@ log = structlog.get_logger("tmd.agents")
 class Lifelines:
     """Owns a pidfd and a futex of each connected worker. Closed by :meth:`close`."""
 
-    def __init__(self, roster: Roster, on_ending: Callable[[], None]) -> None:
-        """``on_ending``: called when the kernel begins to end a worker. Its process may stay, and
-        has to be killed at once, even while the store is away."""
+    def __init__(
+        self, roster: Roster, on_ending: Callable[[], None], launched: Callable[[str], bool]
+    ) -> None:
+        """
+        Args:
+            roster: gets the exits.
+            on_ending: called when the kernel begins to end a worker. Its process may stay, and has
+                to be killed at once, even while the store is away.
+            launched: whether a launcher that is connected has started a worker. It will report the
+                exit, but a shell script may go on for long after its Python.
+        """
         self._roster = roster
         self._on_ending = on_ending
+        self._launched = launched
         self._open: dict[str, int] = {}
         self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
@@ -90,12 +99,18 @@ class Lifelines:
 
     def _ended(self, worker: str, job: str) -> None:
         self._drop(worker)
+        self._wait_for_report(worker, job)
+
+    def _wait_for_report(self, worker: str, job: str) -> None:
         loop = asyncio.get_running_loop()
         self._graces[worker] = loop.call_later(GRACE_S, self._unreported, worker, job)
 
     def _unreported(self, worker: str, job: str) -> None:
         del self._graces[worker]
         if self._roster.ended(worker):
+            return
+        if self._launched(worker):
+            self._wait_for_report(worker, job)
             return
         known = self._roster.workers.get(worker)
         code = 0 if known and known.status.activity is Activity.LEFT else UNKNOWN

@@ -24,7 +24,8 @@ from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.core.values.model import HostStatus, Signal, Strategy
 from tmd.core.values.reasons import os_reason
-from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
+from tmd.daemon.agent_socket import AgentSocket, uids_of
+from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
 from tmd.daemon.candidate import Candidate, LeaderConfig
 from tmd.daemon.health import HostHealth

@@ -148,6 +148,8 @@ class Leave(Struct, frozen=True, tag=True):
 
     code: int = 0
     detail: str = ""
+    over: bool = False
+    """Training has come to its end, though the job has failed: no run follows."""
 
 
 Directive = (
@@ -159,7 +161,7 @@ def directive_of(record: JobRecord, worker: str) -> Directive:
     """The directive of ``worker`` under ``record``."""
     match record.state:
         case JobState.FAILED:
-            return Leave(code=1, detail=record.detail)
+            return Leave(code=1, detail=record.detail, over=record.trained)
         case JobState.FINISHED:
             return Leave()
         case JobState.FINISHING:

@@ -35,7 +35,7 @@ def ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
     bad = [w for w, c in pairs if c != 0 and not facts.was_stopped(w)]
     if bad:
         detail = f"{', '.join(bad)} failed after the end of training"
-        return structs.replace(record, state=JobState.FAILED, detail=detail)
+        return structs.replace(record, state=JobState.FAILED, detail=detail, trained=True)
     return structs.replace(record, state=JobState.FINISHED, detail="")
 
 
@@ -61,8 +61,9 @@ def abandoned(
     A silent host proves nothing: the job may still train.
     """
     members, ends = list(record.membership.members), facts.failing
+    trained = record.state is JobState.FINISHING
     detail, more = "no worker of the job has been known to its host", CUT_OFF
-    if record.state is JobState.FINISHING:
+    if trained:
         members = [m for m in members if facts.exited(m.worker) is None]
         ends = facts.has_ended
         names = ", ".join(m.worker for m in members)
@@ -72,9 +73,8 @@ def abandoned(
         return None
     if any(min(age, facts.silence(m.worker, age)) < limits.abandon_s for m in members):
         return None
-    return structs.replace(
-        record, state=JobState.FAILED, detail=f"{detail} for {limits.abandon_s:g} s{more}"
-    )
+    detail = f"{detail} for {limits.abandon_s:g} s{more}"
+    return structs.replace(record, state=JobState.FAILED, detail=detail, trained=trained)
 
 
 def given_up(record: JobRecord, by: str) -> JobRecord:

@@ -309,10 +309,10 @@ class JobRecord(Struct, frozen=True):
     """Version in which it is written, at most :data:`READABLE_VERSION` of its leader. One that is
     above that of a reader is left alone there: see :mod:`tmd.daemon.job_records`."""
     lost: dict[str, float] = {}  # cause -> rank seconds, counted by all leaders of this run
-    credited: tuple[Credit, ...] = ()
-    """The latest leaders that added to ``lost``, by lease epoch."""
+    credited: tuple[Credit, ...] = ()  # latest leaders that added to `lost`, by lease epoch
     dismissed: tuple[str, ...] = ()  # without a rank, and to exit: drained with ``leave``
     ended_at: float = 0.0  # wall-clock time at which a leader saw its end; 0 before
+    trained: bool = False  # failed after a rank had come to the end of training
 
     @property
     def parties(self) -> tuple[Member, ...]:

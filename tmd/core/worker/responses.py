@@ -123,8 +123,9 @@ def respond(
     response = TABLE[status.activity].get(type(directive))
     match status.activity, directive:
         case Activity.STARTING, Leave():
-            # A first start waits for the job to run again.
-            return response if restarted and directive == Leave() else None
+            # A first start waits for the job to run again, and so does a job that has failed.
+            over = directive == Leave() or directive.over
+            return response if restarted and over else None
         case Activity.STANDBY, Wait():
             return response if has_shadow else None
         case ((Activity.SHADOWING | Activity.IN_STEP | Activity.PREPARED), _):

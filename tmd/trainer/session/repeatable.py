@@ -165,7 +165,9 @@ class Repeatables:
         if self._binds:
             self._cycle.keep()
         if step.counts and each.then is not None:
+            self.failed = not feed.closed
             each.then(result)
+            self.failed = False
         return True
 
     def _named(self, name: str) -> Repeatable[Any]:

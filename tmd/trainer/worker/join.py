@@ -24,6 +24,7 @@ from tmd.trainer.session.session import Session
 from tmd.trainer.session.standalone import StandaloneHooks
 from tmd.trainer.session.trace import FileTrace, Trace
 from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.bounded_end import bound_the_end
 from tmd.trainer.worker.coordinator import Coordinator
 
 log = logging.getLogger("tmd.trainer")
@@ -83,6 +84,7 @@ def join() -> Session:
     at_exit(coordinator.close)
     session = _Process.session = Session(coordinator, _trace(status.worker))
     at_exit(_end_as_lost, session)
+    bound_the_end(lambda: ends_by_error() or bool(session.why_not_done))
     return session
 
 
