@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,17 @@ from typing import Any
 def at_exit(function: Callable[..., object], *args: Any) -> None:
     """Call ``function`` with ``args`` at the end of this process."""
     atexit.register(_run, os.getpid(), function, args)
+
+
+def once_main_has_ended(function: Callable[..., object], *args: Any) -> None:
+    """Call ``function`` with ``args`` once the main thread has ended, in the main thread.
+
+    Then the interpreter waits for the script's other threads, maybe for ever. Functions of
+    :func:`at_exit` come after that.
+    """
+    # Private, but nothing public runs before threads are waited for. Last in, first out.
+    register: Callable[..., None] = vars(threading)["_register_atexit"]
+    register(_run, os.getpid(), function, args)
 
 
 def _run(pid: int, function: Callable[..., object], args: tuple[Any, ...]) -> None:

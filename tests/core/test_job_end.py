@@ -45,7 +45,7 @@ def test_the_end_of_a_job_gets_a_time() -> None:
     later = dated(by_hand, 60.0)
 
     assert (ended.state, ended.ended_at, ended.revision) == (JobState.FINISHED, 50.0, 8)
-    assert (by_hand.ended_at, by_hand.revision) == (0.0, 8)
+    assert (by_hand.ended_at, by_hand.revision, by_hand.trained) == (0.0, 8, True)
     assert (later.state, later.ended_at, later.revision) == (JobState.FAILED, 60.0, 9)
     assert dated(later, 70.0) is later
 

@@ -271,22 +271,27 @@ async def test_the_exit_of_a_process_is_detected(host, activity, reported, code)
     assert host.roster.statuses == ()
 
 
+async def python_ended(host):
+    """Let the process of a worker begin and end; its launcher does not report it."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", TRAINER, str(host.path), "training")
+    )
+    try:
+        await until(lambda: bool(host.roster.statuses), within_s=10)
+    finally:
+        process.kill()
+        await process.wait()
+    await until(lambda: ONE in host.server._lifelines._graces, within_s=10)
+
+
 async def test_a_launcher_that_is_connected_is_waited_for(host):
     """Its command may be a shell script that goes on after Python, as with an upload. A guess would
     make a failure of a job that has ended well."""
     async with connected(host.path) as connection:
         launcher = FakeLauncher(connection, "job", (ONE,))
         await launcher.hello()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", TRAINER, str(host.path), "training")
-        )
-        try:
-            await until(lambda: bool(host.roster.statuses), within_s=10)
-        finally:
-            process.kill()
-            await process.wait()
+        await python_ended(host)
         graces = host.server._lifelines._graces
-        await until(lambda: ONE in graces, within_s=10)
         first = graces[ONE]
         await until(lambda: graces.get(ONE) is not first, within_s=10)
         before = list(host.roster.exits)
@@ -295,6 +300,31 @@ async def test_a_launcher_that_is_connected_is_waited_for(host):
 
     assert before == []
     assert [e.code for e in host.roster.exits] == [0]
+
+
+async def test_no_launcher_is_waited_for_in_a_recovery(host, record):
+    """Python may have ended by ``sys.exit(1)`` while other ranks train, and they wait for it."""
+    async with connected(host.path) as connection:
+        await FakeLauncher(connection, "job", (ONE,)).hello()
+        await python_ended(host)
+        recovers = failed(record(), TWO)
+        host.obey(structs.replace(recovers, plan=structs.replace(recovers.plan, dead=())))
+        await until(lambda: host.roster.ended(ONE), within_s=10)
+
+    assert [e.code for e in host.roster.exits] == [lifelines.UNKNOWN]
+
+
+async def test_python_that_a_shell_script_starts_again_is_no_longer_the_worker(host):
+    """It has nothing of the state, and would never come to the step that the others wait in."""
+    async with connected(host.path) as connection:
+        await FakeLauncher(connection, "job", (ONE,)).hello()
+        await python_ended(host)
+        async with trainer(host) as again:
+            await again.hello()
+            await until(lambda: host.roster.ended(ONE), within_s=10)
+
+    assert [e.code for e in host.roster.exits] == [lifelines.UNKNOWN]
+    assert host.roster.statuses == ()
 
 
 ENDING = """

@@ -373,6 +373,24 @@ def test_a_script_that_ends_after_its_error_is_not_done(
     assert bool(script.session.why_not_done) is (caught == "outside")
 
 
+def test_a_result_may_end_the_process(script: Evaluated) -> None:
+    """As one that is good enough. The status is that of the script."""
+
+    def end(result: object) -> None:
+        raise SystemExit(0)
+
+    enough = script.session.repeatable(lambda: 1, name="enough", then=end)
+
+    def train() -> None:
+        for batch in script.session.batches([1.0]):
+            script.step(batch)
+            enough()
+
+    with pytest.raises(SystemExit):
+        train()
+    assert script.session.why_not_done == ""
+
+
 def test_a_second_one_in_the_same_place_is_refused(script: Evaluated) -> None:
     """A worker that joins in the first one could not know that a second one follows."""
     for batch in script.session.batches([1.0]):

@@ -122,7 +122,7 @@ class AgentServer:
         self._clients: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """The connections without a hello, oldest first."""
-        self._lifelines = Lifelines(roster, self.push, self._launched)
+        self._lifelines = Lifelines(roster, self.push, self._has_time)
         self._failed: dict[object, str] = {}
         """Client -> the error of the latest push."""
         self.listening = asyncio.Event()
@@ -162,8 +162,10 @@ class AgentServer:
         else:
             self._failed.pop(client, None)
 
-    def _launched(self, worker: str) -> bool:
-        return any(worker in launcher.owned for launcher in self._launchers)
+    def _has_time(self, worker: str, job: str) -> bool:
+        """Whether a launcher will report the exit of ``worker``, and no recovery waits for it."""
+        launched = any(worker in launcher.owned for launcher in self._launchers)
+        return launched and not self._records.recovers(job)
 
     # --- one connection ---------------------------------------------------------------------------
 
@@ -244,8 +246,8 @@ class AgentServer:
         door = self._door
         try:
             _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
-            self._roster.report(stated(hello.status), _now())
             self._lifelines.watch(worker, job, _peer(writer)[0])
+            self._roster.report(stated(hello.status), _now())
             self._watch_futex(hello, writer)
             self._contained(link, partial(link.push, self._records))
             while True:

@@ -32,19 +32,19 @@ class Lifelines:
     """Owns a pidfd and a futex of each connected worker. Closed by :meth:`close`."""
 
     def __init__(
-        self, roster: Roster, on_ending: Callable[[], None], launched: Callable[[str], bool]
+        self, roster: Roster, on_ending: Callable[[], None], has_time: Callable[[str, str], bool]
     ) -> None:
         """
         Args:
             roster: gets the exits.
             on_ending: called when the kernel begins to end a worker. Its process may stay, and has
                 to be killed at once, even while the store is away.
-            launched: whether a launcher that is connected has started a worker. It will report the
-                exit, but a shell script may go on for long after its Python.
+            has_time: whether the launcher of a worker, of a job, will report the exit, and nothing
+                waits for it. A shell script may go on for long after its Python.
         """
         self._roster = roster
         self._on_ending = on_ending
-        self._launched = launched
+        self._has_time = has_time
         self._open: dict[str, int] = {}
         self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
@@ -52,6 +52,10 @@ class Lifelines:
     def watch(self, worker: str, job: str, pid: int) -> None:
         """Detect the exit of process ``pid`` of ``worker``. Repeated calls are ignored."""
         if worker in self._open:
+            return
+        if worker in self._graces:
+            # A shell script has started Python again. The state of its rank is gone.
+            self._guess(worker, job)
             return
         try:
             pidfd = os.pidfd_open(pid)
@@ -106,11 +110,16 @@ class Lifelines:
         self._graces[worker] = loop.call_later(GRACE_S, self._unreported, worker, job)
 
     def _unreported(self, worker: str, job: str) -> None:
-        del self._graces[worker]
         if self._roster.ended(worker):
-            return
-        if self._launched(worker):
+            del self._graces[worker]
+        elif self._has_time(worker, job):
             self._wait_for_report(worker, job)
+        else:
+            self._guess(worker, job)
+
+    def _guess(self, worker: str, job: str) -> None:
+        self._graces.pop(worker).cancel()
+        if self._roster.ended(worker):
             return
         known = self._roster.workers.get(worker)
         code = 0 if known and known.status.activity is Activity.LEFT else UNKNOWN

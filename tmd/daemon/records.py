@@ -12,6 +12,7 @@ import msgspec
 
 from tmd.core.planning.directives import directive_of
 from tmd.core.planning.election import Receipt, received
+from tmd.core.planning.migration import is_live
 from tmd.core.values.model import JobRecord, PlanKind
 from tmd.core.values.view_checks import ENDED
 from tmd.daemon.state_file import StateFile
@@ -86,6 +87,12 @@ class Records:
             revision=record.revision,
             directive=directive_of(record, worker),
         )
+
+    def recovers(self, job: str) -> bool:
+        """Whether a failover of ``job`` is under way."""
+        record = self.jobs.get(job)
+        plan = None if record is None else record.plan
+        return plan is not None and plan.kind is PlanKind.FAILOVER and is_live(plan)
 
     def condemned(self, worker: str, job: str) -> str | None:
         """Why the launcher must kill ``worker``, or ``None``."""

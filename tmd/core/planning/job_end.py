@@ -83,6 +83,8 @@ def given_up(record: JobRecord, by: str) -> JobRecord:
     Its name is free. Workers that wait leave once their hosts have read it.
     """
     detail = f"given up by {by}"
+    trained = record.state is JobState.FINISHING
+    revision = record.revision + 1
     return structs.replace(
-        record, state=JobState.FAILED, detail=detail, revision=record.revision + 1
+        record, state=JobState.FAILED, detail=detail, trained=trained, revision=revision
     )

@@ -165,9 +165,11 @@ class Repeatables:
         if self._binds:
             self._cycle.keep()
         if step.counts and each.then is not None:
-            self.failed = not feed.closed
-            each.then(result)
-            self.failed = False
+            try:
+                each.then(result)
+            except Exception:
+                self.failed = not feed.closed
+                raise
         return True
 
     def _named(self, name: str) -> Repeatable[Any]:

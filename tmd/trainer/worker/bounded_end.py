@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import signal
-import threading
-import time
 from collections.abc import Callable
 
-END_S = 10
-"""Seconds for files that are flushed and logs that are sent, from the end of the main thread."""
-USUAL_S = 2.0
-"""A process that takes longer is logged."""
+from tmd.at_exit import once_main_has_ended
+
+END_S = 90
+"""Seconds from the end of the main thread: longer than a checkpoint that is being written is waited
+for."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -24,20 +23,13 @@ log = logging.getLogger("tmd.trainer")
 def bound_the_end(failed: Callable[[], bool], within_s: int = END_S) -> None:
     """Let the kernel end this process ``within_s`` seconds after its main thread, if ``failed()``
     holds then."""
-    threading.Thread(target=_bound, args=(failed, within_s), name="tmd-end", daemon=True).start()
+    once_main_has_ended(_begin, failed, within_s)
 
 
-def _bound(failed: Callable[[], bool], within_s: int) -> None:
-    threading.main_thread().join()
+def _begin(failed: Callable[[], bool], within_s: int) -> None:
     if not failed():
         return
+    log.info("the script has failed: its process ends within %d s, if need be by SIGALRM", within_s)
     # The interpreter calls no handler of the script any more, and may run no thread either.
     ctypes.CDLL(None).signal(signal.SIGALRM, None)
     signal.alarm(within_s)
-    time.sleep(USUAL_S)
-    log.error(
-        "the script has failed, but its process goes on, which keeps its rank from being replaced: "
-        "SIGALRM ends it %d s after the end of the main thread. A thread that is no daemon may be "
-        "the reason, or a function of atexit",
-        within_s,
-    )
