@@ -34,8 +34,8 @@ def sync(**options: object) -> dist.AllreduceOptions:
 class Circle:
     """Fabrics ``w0``... with a rank each, in threads of this process; ``close`` ends them."""
 
-    def __init__(self, size: int, patience_s: float = PATIENCE_S) -> None:
-        self.fabrics = [Fabric(f"w{i}", KEY, patience_s=patience_s) for i in range(size)]
+    def __init__(self, size: int, patience_s: float = PATIENCE_S, host: str = "127.0.0.1") -> None:
+        self.fabrics = [Fabric(f"w{i}", KEY, host=host, patience_s=patience_s) for i in range(size)]
         self.all = list(self.fabrics)
         self.membership = Membership(epoch=1, members=tuple(map(member, self.fabrics)))
         self.groups: dict[str, dict[str, Group]] = {}
@@ -116,8 +116,8 @@ def at_once(acts, timeout=PATIENCE):
 
 
 @contextmanager
-def circle(size: int, patience_s: float = PATIENCE_S) -> Iterator[Circle]:
-    made = Circle(size, patience_s)
+def circle(size: int, patience_s: float = PATIENCE_S, host: str = "127.0.0.1") -> Iterator[Circle]:
+    made = Circle(size, patience_s, host)
     try:
         yield made
     finally:

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,21 @@ def pair() -> Iterator[Circle]:
         # Whatever a test did to the listeners, the members must still work together.
         results = c.allreduce()
         assert torch.equal(results[0], results[1])
+
+
+@pytest.mark.skipif(
+    not Path("/proc/net/if_inet6").exists(), reason="the kernel of this machine has no IPv6"
+)
+def test_workers_meet_at_addresses_of_ipv6() -> None:
+    """As in a cluster of Kubernetes that has no others."""
+    with circle(2, host="::1") as c:
+        c.group()
+
+        one, other = c.allreduce()
+        addresses = [fabric.address for fabric in c.fabrics]
+
+    assert torch.equal(one, other)
+    assert all(address.startswith("::1:") for address in addresses)
 
 
 GARBAGE = {

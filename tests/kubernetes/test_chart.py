@@ -339,6 +339,16 @@ def environment_of(container: Object, folder: Path) -> dict[str, str]:
     return found
 
 
+def test_the_operator_looks_after_the_nodes_of_the_daemons() -> None:
+    """Unless it gets labels of its own. Another cluster of tmd may have the other nodes."""
+    chosen = "--set=daemon.nodeSelector.pool=a"
+    shared = containers(rendered("plain", chosen))["operator"]["args"]
+    own = containers(rendered("plain", chosen, "--set=operator.nodeLabels.tmd=yes"))["operator"]
+
+    assert "--selector=pool=a" in shared
+    assert "--selector=tmd=yes" in own["args"]
+
+
 @pytest.mark.parametrize("values", VALUES)
 def test_the_daemon_of_the_chart_has_a_valid_configuration(values: str, tmp_path: Path) -> None:
     objects = rendered(values)

@@ -221,6 +221,20 @@ async def test_without_the_right_to_watch_it_looks_on(server: ApiServer, cluster
     assert ("watch", "nodes") in verbs(server)
 
 
+async def test_without_the_right_to_create_events_it_marks_nodes(
+    server: ApiServer, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A policy may keep objects out of the namespace of Events. The finding counts."""
+    server.with_drains = False
+    server.rights = {("list", "nodes"), ("watch", "nodes"), ("patch", "nodes/status")}
+    async with operating(server, cluster):
+        await cluster.host("n1", FAULT)
+        await until(lambda: health(server, "n1") == "False", "the finding is shown")
+        await until(lambda: logged(capfd, "does not let us create an Event"), "it is logged")
+
+    assert verbs(server).count(("create", "events")) == 1
+
+
 async def test_no_drain_request_is_needed(cluster: Cluster, server: ApiServer) -> None:
     """Nor its CRD: most clusters have no NVSentinel."""
     server.with_drains = False

@@ -82,7 +82,8 @@ class Listener:
         self._key = key
         self._worker = worker
         self._admit = admit
-        self._sock = socket.create_server((host, 0), backlog=256)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._sock = socket.create_server((host, 0), family=family, backlog=256)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         self._wake, self._woken = socket.socketpair()

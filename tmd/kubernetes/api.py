@@ -16,7 +16,7 @@ from lightkube.types import PatchType
 from yaml import YAMLError
 
 from tmd.cli.scheduling import SchedulerError
-from tmd.core.planning.kubernetes import KubernetesNode, NodeChange, NodeDrain
+from tmd.core.planning.kubernetes import KubernetesNode, NodeChange, NodeDrain, NodeEvent
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words
 from tmd.kubernetes import objects
@@ -37,6 +37,10 @@ REFUSED = frozenset({401, 403})
 
 class KubernetesError(SchedulerError):
     """The API server does not answer, refuses, or answers something unexpected."""
+
+
+class RefusedError(KubernetesError):
+    """The API server refuses what another right or policy would allow."""
 
 
 class Kubernetes:
@@ -97,15 +101,23 @@ class Kubernetes:
         Raises:
             KubernetesError: the Event or the patch fails.
         """
-        now = _now()
+        now, refused = _now(), None
         if change.event is not None:
-            with _explained_as("create an Event"):
-                body = objects.event(change.node, change.event, now)
-                with _tolerate(CONFLICT):
-                    await self._client.create(_EVENT(body), namespace=objects.EVENTS)
+            try:
+                await self._tell(change, change.event, now)
+            except RefusedError as error:
+                refused = error  # the condition is what counts
         with _explained_as("patch the status of a node"):
             patch = objects.marked(change, now)
             await self._client.patch(_NODE.Status, change.node.name, patch)
+        if refused is not None:
+            raise refused
+
+    async def _tell(self, change: NodeChange, event: NodeEvent, now: str) -> None:
+        with _explained_as("create an Event"):
+            body = objects.event(change.node, event, now)
+            with _tolerate(CONFLICT):
+                await self._client.create(_EVENT(body), namespace=objects.EVENTS)
 
     async def complete(self, drain: NodeDrain, message: str) -> None:
         """Say that a DrainRequest is served; nothing if it is gone.
@@ -150,7 +162,7 @@ def _explained_as(what: str) -> Iterator[None]:
             error if isinstance(error, ApiError) else f"{answer.status_code} {answer.reason_phrase}"
         )
         if answer.status_code in REFUSED:
-            raise KubernetesError(f"the API server does not let us {what}: {why}") from None
+            raise RefusedError(f"the API server does not let us {what}: {why}") from None
         raise KubernetesError(f"cannot {what}: the API server answered {why}") from None
     except (httpx2.HTTPError, OSError) as error:
         why = in_words(error)
