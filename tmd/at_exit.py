@@ -10,6 +10,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 
@@ -24,7 +25,10 @@ def once_main_has_ended(function: Callable[..., object], *args: Any) -> None:
     Then the interpreter waits for the script's other threads, maybe for ever. Functions of
     :func:`at_exit` come after that.
     """
-    # Private, but nothing public runs before threads are waited for. Last in, first out.
+    # Last in, first out: what these register waits for their threads, and must come later.
+    for pool in ("thread", "process"):
+        import_module(f"concurrent.futures.{pool}")
+    # Private, but nothing public runs before threads are waited for.
     register: Callable[..., None] = vars(threading)["_register_atexit"]
     register(_run, os.getpid(), function, args)
 

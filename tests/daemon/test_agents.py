@@ -235,12 +235,14 @@ async def test_a_trainer_named_dead_is_ordered_to_leave(host, record):
 
 TRAINER = """
 import socket, sys, time
+from msgspec import structs
 from tmd import wire
 from tmd.core.values.model import Activity
 from tmd.testing.clients import worker_status
 with socket.socket(socket.AF_UNIX) as s:
     s.connect(sys.argv[1])
-    status = worker_status("h1/job/0.a", activity=Activity(sys.argv[2]))
+    rank = None if sys.argv[2] == "standby" else 0
+    status = structs.replace(worker_status("h1/job/0.a", activity=Activity(sys.argv[2])), rank=rank)
     s.sendall(wire.encode(wire.TrainerHello(wire.VERSION, status, 0)))
     time.sleep(60)
 """
@@ -271,10 +273,10 @@ async def test_the_exit_of_a_process_is_detected(host, activity, reported, code)
     assert host.roster.statuses == ()
 
 
-async def python_ended(host):
+async def python_ended(host, activity="training"):
     """Let the process of a worker begin and end; its launcher does not report it."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", TRAINER, str(host.path), "training")
+        *(sys.executable, "-c", TRAINER, str(host.path), activity)
     )
     try:
         await until(lambda: bool(host.roster.statuses), within_s=10)
@@ -312,6 +314,16 @@ async def test_no_launcher_is_waited_for_in_a_recovery(host, record):
         await until(lambda: host.roster.ended(ONE), within_s=10)
 
     assert [e.code for e in host.roster.exits] == [lifelines.UNKNOWN]
+
+
+async def test_a_worker_without_a_rank_is_gone_with_its_python(host):
+    """Plans count on standbys, and a job is formed of workers that start."""
+    async with connected(host.path) as connection:
+        await FakeLauncher(connection, "job", (ONE,)).hello()
+        await python_ended(host, "standby")
+        await until(lambda: host.roster.ended(ONE), within_s=10)
+
+    assert host.roster.statuses == ()
 
 
 async def test_python_that_a_shell_script_starts_again_is_no_longer_the_worker(host):

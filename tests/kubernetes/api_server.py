@@ -138,6 +138,8 @@ class ApiServer:
         self.patches: list[tuple[Key, Body]] = []
         """With the object that each was for."""
         self.rights: set[tuple[str, str]] | None = None
+        self.denies = 403
+        """Status of the answer to a request without a right."""
         """Verb and resource (``nodes/status``); ``None`` for all."""
         self.token = TOKEN
         """Empty: anybody may ask. kubectl sends a token over TLS only."""
@@ -292,7 +294,7 @@ class ApiServer:
         self.requests.append(made)
         if self.rights is not None and (verb, asked) not in self.rights:
             text = f'{asked} is forbidden: User "operator" cannot {verb} resource "{asked}"'
-            raise Refused(403, "Forbidden", text)
+            raise Refused(self.denies, "Forbidden" if self.denies == 403 else "Invalid", text)
         if made == self.held:
             self.is_held.set()
             await asyncio.Event().wait()

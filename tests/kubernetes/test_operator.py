@@ -221,16 +221,19 @@ async def test_without_the_right_to_watch_it_looks_on(server: ApiServer, cluster
     assert ("watch", "nodes") in verbs(server)
 
 
-async def test_without_the_right_to_create_events_it_marks_nodes(
-    server: ApiServer, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("status", [403, 422], ids=["no right", "an admission policy"])
+async def test_without_events_it_marks_nodes(
+    status: int, server: ApiServer, cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A policy may keep objects out of the namespace of Events. The finding counts."""
+    server.denies = status
     server.with_drains = False
     server.rights = {("list", "nodes"), ("watch", "nodes"), ("patch", "nodes/status")}
     async with operating(server, cluster):
         await cluster.host("n1", FAULT)
         await until(lambda: health(server, "n1") == "False", "the finding is shown")
-        await until(lambda: logged(capfd, "does not let us create an Event"), "it is logged")
+        why = "does not let us create an Event" if status == 403 else "cannot create an Event"
+        await until(lambda: logged(capfd, why), "it is logged")
 
     assert verbs(server).count(("create", "events")) == 1
 

@@ -21,6 +21,10 @@ POOL = (
     "from concurrent.futures import ThreadPoolExecutor\n"
     "ThreadPoolExecutor().submit(threading.Event().wait)"
 )
+PROCESSES = (
+    "from concurrent.futures import ProcessPoolExecutor\n"
+    "ProcessPoolExecutor(1).submit(time.sleep, 8)"
+)
 HANDLER = f"signal.signal(signal.SIGALRM, lambda *_: None)\n{THREAD}"
 
 
@@ -33,8 +37,14 @@ def run(*lines: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "kept",
-    [HANDLER, POOL, thorough(THREAD), thorough("atexit.register(time.sleep, 60)")],
-    ids=["a thread, and a handler", "a pool", "a thread", "a function of atexit"],
+    [
+        HANDLER,
+        POOL,
+        thorough(THREAD),
+        thorough(PROCESSES),
+        thorough("atexit.register(time.sleep, 60)"),
+    ],
+    ids=["a thread, and a handler", "a pool", "a thread", "processes", "a function of atexit"],
 )
 def test_a_process_whose_script_has_failed_ends(kept: str) -> None:
     """Otherwise its rank would never be replaced."""

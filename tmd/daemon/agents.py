@@ -163,7 +163,10 @@ class AgentServer:
             self._failed.pop(client, None)
 
     def _has_time(self, worker: str, job: str) -> bool:
-        """Whether a launcher will report the exit of ``worker``, and no recovery waits for it."""
+        """Whether a launcher will report the exit of ``worker``, and nobody waits for it."""
+        known = self._roster.workers.get(worker)
+        if known is None or known.status.rank is None:
+            return False  # a worker without a rank decides nothing, but is counted on
         launched = any(worker in launcher.owned for launcher in self._launchers)
         return launched and not self._records.recovers(job)
 

@@ -48,6 +48,8 @@ class Lifelines:
         self._open: dict[str, int] = {}
         self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
+        self._late: set[str] = set()
+        """Workers whose launchers have taken longer than that."""
 
     def watch(self, worker: str, job: str, pid: int) -> None:
         """Detect the exit of process ``pid`` of ``worker``. Repeated calls are ignored."""
@@ -113,6 +115,9 @@ class Lifelines:
         if self._roster.ended(worker):
             del self._graces[worker]
         elif self._has_time(worker, job):
+            if worker not in self._late:
+                self._late.add(worker)
+                log.info("the Python of a worker has ended, but not its command", worker=worker)
             self._wait_for_report(worker, job)
         else:
             self._guess(worker, job)

@@ -33,6 +33,8 @@ UNUSABLE = (WrongConfig, YAMLError, LookupError, ValueError, TypeError, Attribut
 """What lightkube raises for a kubeconfig that is missing or damaged."""
 REFUSED = frozenset({401, 403})
 """Status codes that mean a missing right."""
+PASSING = frozenset({408, 409, 429})
+"""Client errors after which the same request may succeed. Admission policies answer others."""
 
 
 class KubernetesError(SchedulerError):
@@ -40,7 +42,7 @@ class KubernetesError(SchedulerError):
 
 
 class RefusedError(KubernetesError):
-    """The API server refuses what another right or policy would allow."""
+    """The API server refuses a request, for lack of a right or by a policy."""
 
 
 class Kubernetes:
@@ -163,6 +165,8 @@ def _explained_as(what: str) -> Iterator[None]:
         )
         if answer.status_code in REFUSED:
             raise RefusedError(f"the API server does not let us {what}: {why}") from None
+        if answer.is_client_error and answer.status_code not in PASSING:
+            raise RefusedError(f"cannot {what}: the API server answered {why}") from None
         raise KubernetesError(f"cannot {what}: the API server answered {why}") from None
     except (httpx2.HTTPError, OSError) as error:
         why = in_words(error)

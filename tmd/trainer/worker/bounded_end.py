@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tmd.at_exit import once_main_has_ended
 
-END_S = 90
+END_S = 150
 """Seconds from the end of the main thread: longer than a checkpoint that is being written is waited
 for."""
 
