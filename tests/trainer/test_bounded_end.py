@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -23,16 +26,28 @@ POOL = (
 )
 PROCESSES = (
     "from concurrent.futures import ProcessPoolExecutor\n"
-    "ProcessPoolExecutor(1).submit(time.sleep, 8)"
+    "ProcessPoolExecutor(1).submit(time.sleep, 60)"
 )
 HANDLER = f"signal.signal(signal.SIGALRM, lambda *_: None)\n{THREAD}"
 
 
-def run(*lines: str) -> subprocess.CompletedProcess[str]:
-    code = "\n".join([BEGIN, *lines])
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
-    )
+def run(folder: Path, *lines: str) -> tuple[int, str]:
+    """Exit status and output. What the script has started ends with it."""
+    output = folder / "output"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "\n".join([BEGIN, *lines])],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(timeout=50)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return status, output.read_text()
 
 
 @pytest.mark.parametrize(
@@ -46,16 +61,18 @@ def run(*lines: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["a thread, and a handler", "a pool", "a thread", "processes", "a function of atexit"],
 )
-def test_a_process_whose_script_has_failed_ends(kept: str) -> None:
+def test_a_process_whose_script_has_failed_ends(kept: str, tmp_path: Path) -> None:
     """Otherwise its rank would never be replaced."""
-    done = run(kept, "raise ValueError('mistake')")
+    status, output = run(tmp_path, kept, "raise ValueError('mistake')")
 
-    assert done.returncode == -signal.SIGALRM
-    assert "ValueError: mistake" in done.stderr
+    assert status == -signal.SIGALRM
+    assert "ValueError: mistake" in output
 
 
-def test_a_process_whose_script_has_ended_well_may_take_its_time() -> None:
+def test_a_process_whose_script_has_ended_well_may_take_its_time(tmp_path: Path) -> None:
     """To send its last files, for example."""
-    done = run("threading.Thread(target=lambda: (time.sleep(2.5), print('sent'))).start()")
+    ended = run(
+        tmp_path, "threading.Thread(target=lambda: (time.sleep(2.5), print('sent'))).start()"
+    )
 
-    assert (done.returncode, done.stdout) == (0, "sent\n"), done.stderr
+    assert ended == (0, "sent\n")
