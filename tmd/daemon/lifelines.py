@@ -48,8 +48,6 @@ class Lifelines:
         self._open: dict[str, int] = {}
         self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
-        self._late: set[str] = set()
-        """Workers whose launchers have taken longer than that."""
 
     def watch(self, worker: str, job: str, pid: int) -> None:
         """Detect the exit of process ``pid`` of ``worker``. Repeated calls are ignored."""
@@ -104,6 +102,7 @@ class Lifelines:
         self._on_ending()
 
     def _ended(self, worker: str, job: str) -> None:
+        log.info("the process of a worker has ended", worker=worker)
         self._drop(worker)
         self._wait_for_report(worker, job)
 
@@ -115,9 +114,6 @@ class Lifelines:
         if self._roster.ended(worker):
             del self._graces[worker]
         elif self._has_time(worker, job):
-            if worker not in self._late:
-                self._late.add(worker)
-                log.info("the Python of a worker has ended, but not its command", worker=worker)
             self._wait_for_report(worker, job)
         else:
             self._guess(worker, job)

@@ -123,7 +123,7 @@ def respond(
     response = TABLE[status.activity].get(type(directive))
     match status.activity, directive:
         case Activity.STARTING, Leave():
-            # A first start waits for the job to run again, and so does a job that has failed.
+            # A first start waits for the next run, and so does any after a failure in training.
             over = directive == Leave() or directive.over
             return response if restarted and over else None
         case Activity.STANDBY, Wait():
