@@ -8,7 +8,7 @@ import msgspec
 
 from tmd.plugin import bare_python
 
-from ..asked_child import AskedChild, Ended, Hung
+from ..children import AskedChild, Ended, Hung
 from .child import ReaderArguments
 from .snapshot import Snapshot
 

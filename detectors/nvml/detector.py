@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Positive, Signal, in_words
 
-from ..asked_child import Ended, Hung
+from ..children import Ended, Hung
 from .memory import RememberedGpus
 from .probe import nvml_worker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tmd.plugin import bare_python
 
-from ..asked_child import AskedChild
+from ..children import AskedChild
 from .report import NvmlReport
 
 WORKER = Path(__file__).with_name("worker.py")

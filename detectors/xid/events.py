@@ -6,16 +6,15 @@ abandoned, since it may not even die, and another one starts after a pause.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tmd.plugin import Child, PluginError, bare_python, in_words
+from tmd.plugin import PluginError, bare_python, in_words
 
+from ..children import ABANDONED, LoneChild
 from .xid_event import XidEvent
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -26,9 +25,6 @@ PAUSE_S = (1.0, 10.0)
 """Pause between listeners, doubled from the first to the second: NVML stores no events."""
 ENDS = 2
 """Consecutive failures that are a problem; the first may be a driver that was reloaded."""
-ABANDONED = 3
-"""Most listeners that do not die: each keeps memory, and another would hang as well."""
-FAREWELL_S = 1.0
 _CHUNK = 65_536
 
 
@@ -47,8 +43,7 @@ class Events:
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._wait_ms = str(int(1000 * min(LONGEST_WAIT_S, deadline_s / 4)))
-        self._child: Child | None = None
-        self._abandoned: list[Child] = []
+        self._children = LoneChild()
         self._buffer = b""
         self._spoke = 0.0
         self._next = float("-inf")
@@ -62,11 +57,12 @@ class Events:
     @property
     def fd(self) -> int | None:
         """Readable when the listener has written something."""
-        return None if self._child is None else self._child.stdout
+        child = self._children.active
+        return None if child is None else child.stdout
 
     def take(self, now: float) -> list[XidEvent]:
         """The XIDs received since the last call."""
-        if self._child is None:
+        if self._children.active is None:
             self._start(now)
         if self.fd is None:
             return []
@@ -89,12 +85,7 @@ class Events:
 
     async def close(self) -> None:
         """End the listener. One that is stuck in a wedged driver is left behind."""
-        if self._child is not None:
-            self._abandon()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                for child in self._abandoned:
-                    await child.status()
+        await self._children.close()
 
     def _parsed(self, line: bytes) -> XidEvent:
         event = msgspec.json.decode(line, type=XidEvent)
@@ -107,21 +98,20 @@ class Events:
         return event
 
     def _start(self, now: float) -> None:
-        self._abandoned = [child for child in self._abandoned if child.runs]
+        hanging = self._children.hanging
         if now < self._next:
             return
-        if len(self._abandoned) >= ABANDONED:
+        if hanging >= ABANDONED:
             self._next = now + PAUSE_S[1]
             return
         self._buffer, self._last, self._deaf, self._spoke = b"", "", "", now
         try:
-            command = bare_python(LISTENER, self._wait_ms, needs=(BINDINGS,))
-            self._child = Child.start(command)
+            self._children.start(bare_python(LISTENER, self._wait_ms, needs=(BINDINGS,)))
         except (OSError, PluginError) as error:  # must not stop reading the log
             self._failed(now, f"the listener cannot be started: {in_words(error)}")
 
     def _leave(self, now: float, why: str, ends: int = 1) -> None:
-        self._abandon()
+        self._children.abandon()
         self._failed(now, why, ends)
 
     def _failed(self, now: float, why: str, ends: int = 1) -> None:
@@ -129,9 +119,3 @@ class Events:
         self._next = now + min(PAUSE_S[0] * 2 ** min(self._ends - 1, 10), PAUSE_S[1])
         if self._ends >= ENDS:
             self.problem = why
-
-    def _abandon(self) -> None:
-        child, self._child = self._child, None
-        assert child is not None
-        child.abandon()
-        self._abandoned.append(child)

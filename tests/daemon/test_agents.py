@@ -248,31 +248,6 @@ with socket.socket(socket.AF_UNIX) as s:
 """
 
 
-@pytest.mark.parametrize(
-    ("activity", "reported", "code"),
-    [("training", None, lifelines.UNKNOWN), ("left", None, 0), ("training", -9, -9)],
-    ids=["nobody knows how", "it had left", "its launcher knows"],
-)
-async def test_the_exit_of_a_process_is_detected(host, activity, reported, code):
-    """Even if its launcher was killed with it. A launcher's report takes precedence."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", TRAINER, str(host.path), activity)
-    )
-    try:
-        await until(lambda: bool(host.roster.statuses), within_s=10)
-    finally:
-        process.kill()
-        await process.wait()
-    async with connected(host.path) as connection:
-        if reported is not None:
-            await FakeLauncher(connection, "job", (ONE,)).hello()
-            await FakeLauncher(connection, "job", (ONE,)).exited(ONE, reported)
-        await until(lambda: bool(host.roster.exits), within_s=10)
-
-    assert [e.code for e in host.roster.exits] == [code]
-    assert host.roster.statuses == ()
-
-
 async def python_ended(host, activity="training"):
     """Let the process of a worker begin and end; its launcher does not report it."""
     process = await asyncio.create_subprocess_exec(
@@ -284,6 +259,24 @@ async def python_ended(host, activity="training"):
         process.kill()
         await process.wait()
     await until(lambda: ONE in host.server._lifelines._graces, within_s=10)
+
+
+@pytest.mark.parametrize(
+    ("activity", "reported", "code"),
+    [("training", None, lifelines.UNKNOWN), ("left", None, 0), ("training", -9, -9)],
+    ids=["nobody knows how", "it had left", "its launcher knows"],
+)
+async def test_the_exit_of_a_process_is_detected(host, activity, reported, code):
+    """Even if its launcher was killed with it. A launcher's report takes precedence."""
+    await python_ended(host, activity)
+    async with connected(host.path) as connection:
+        if reported is not None:
+            await FakeLauncher(connection, "job", (ONE,)).hello()
+            await FakeLauncher(connection, "job", (ONE,)).exited(ONE, reported)
+        await until(lambda: bool(host.roster.exits), within_s=10)
+
+    assert [e.code for e in host.roster.exits] == [code]
+    assert host.roster.statuses == ()
 
 
 async def test_a_launcher_that_is_connected_is_waited_for(host):

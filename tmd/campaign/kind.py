@@ -27,7 +27,8 @@ async def nothing() -> None:
 
 
 def once(*undo: Callable[[], object]) -> Mend:
-    """A mend that calls each function once, however often it is called itself; the last first."""
+    """A mend that calls each function once, however often it is called itself, the last function
+    first."""
     left = list(undo)
 
     async def mend() -> None:

@@ -39,8 +39,8 @@ class Lifelines:
             roster: gets the exits.
             on_ending: called when the kernel begins to end a worker. Its process may stay, and has
                 to be killed at once, even while the store is away.
-            has_time: whether the launcher of a worker, of a job, will report the exit, and nothing
-                waits for it. A shell script may go on for long after its Python.
+            has_time: whether a launcher will report how a worker of a job ended, and nobody waits
+                for that. A shell script may go on for long after its Python.
         """
         self._roster = roster
         self._on_ending = on_ending

@@ -23,7 +23,7 @@ BEAT_S = 0.01
 BLOCKS_S = 0.5
 """A detector that keeps the event loop for this long blocks the daemon."""
 LATE_S = 0.1
-"""A beat this late is looked at."""
+"""Beats that are less late than this are not compared."""
 SLACK_S = 10.0
 SLEEPS = 3
 """This many first sleeps of a detector return at once."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tmd_detectors.asked_child import Ended, Hung
+from tmd_detectors.children import Ended, Hung
 from tmd_detectors.nvml.detector import NvmlConfig, NvmlDetector
 from tmd_detectors.nvml.probe import nvml_worker
 from tmd_detectors.nvml.report import Gpu
@@ -150,7 +150,7 @@ async def test_a_worker_that_dies_is_replaced(probe, script):
         await probe.ask(0.5)
     script.put({"nvmlInitWithFlags.delay": None})
     first = await probe.ask(30)
-    os.kill(probe._child.pid, 9)
+    os.kill(probe._children.active.pid, 9)
     with pytest.raises(Ended):
         await probe.ask(30)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tmd_detectors.asked_child import AskedChild, Ended, Hung
+from tmd_detectors.children import AskedChild, Ended, Hung
 
 COUNTS = "import os\nn = 0\nwhile os.read(0, 1): n += 1; print(n, flush=True)"
 WRONG = {

@@ -1,7 +1,7 @@
-"""A child process that is asked with one byte and answers with one line of JSON, again and again.
+"""Child processes of detectors that talk to a driver.
 
-A driver with a wedged device may block a reader forever, and no signal ends it. So a child that
-does not answer in time is abandoned. Nobody waits for its end before the detector's own.
+A driver with a wedged device may block a process forever, and no signal ends it. So a child that is
+too late is abandoned. Nobody waits for its end before the detector's own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,41 @@ LONGEST_ANSWER = 1 << 22
 Answer = TypeVar("Answer")
 
 
+class LoneChild:
+    """The one active child of a detector, and those before it that do not die. Closed by
+    :meth:`close`."""
+
+    def __init__(self) -> None:
+        self.active: Child | None = None
+        self._abandoned: list[Child] = []
+
+    @property
+    def hanging(self) -> int:
+        """How many abandoned children have not ended. At :data:`ABANDONED` start no other."""
+        self._abandoned = [child for child in self._abandoned if child.runs]
+        return len(self._abandoned)
+
+    def start(self, command: list[str], *, stdin: bool = False) -> Child:
+        """Start the active child. Errors are those of :meth:`Child.start`."""
+        self.active = Child.start(command, stdin=stdin)
+        return self.active
+
+    def abandon(self) -> None:
+        """Kill the active child, if there is one, and do not wait for its end."""
+        child, self.active = self.active, None
+        if child is not None:
+            child.abandon()
+            self._abandoned.append(child)
+
+    async def close(self) -> None:
+        """End all children. One that is stuck in a wedged driver is left behind."""
+        self.abandon()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                for child in self._abandoned:
+                    await child.status()
+
+
 class Hung(Exception):
     """No answer within the deadline."""
 
@@ -33,13 +68,13 @@ class Ended(Exception):
 
 
 class AskedChild(Generic[Answer]):
-    """Owns at most one active child, which :meth:`close` ends."""
+    """A child that is asked with one byte and answers with one line of JSON, again and again.
+    Closed by :meth:`close`."""
 
     def __init__(self, name: str, command: Callable[[], list[str]], answer: type[Answer]) -> None:
         """``name``: the child in errors. ``command`` is called for each child that is started."""
         self._name, self._command, self._answer = name, command, answer
-        self._child: Child | None = None
-        self._abandoned: list[Child] = []
+        self._children = LoneChild()
 
     async def ask(self, within_s: float) -> Answer:
         """Its next answer.
@@ -57,34 +92,23 @@ class AskedChild(Generic[Answer]):
                 line = await _exchange(child)
             return msgspec.json.decode(line, type=self._answer)
         except TimeoutError:
-            self._abandon()
+            self._children.abandon()
             raise Hung(f"the driver did not answer within {within_s:g} s") from None
         except (OSError, ValueError) as error:  # a DecodeError is a ValueError
-            self._abandon()
+            self._children.abandon()
             raise Ended(f"{self._name} ended: {in_words(error)}") from None
 
     async def close(self) -> None:
         """End the child. One that is stuck in a wedged driver is left behind."""
-        if self._child is not None:
-            self._abandon()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                for child in self._abandoned:
-                    await child.status()
+        await self._children.close()
 
     def _running(self) -> Child:
-        self._abandoned = [child for child in self._abandoned if child.runs]
-        if self._child is None:
-            if len(self._abandoned) >= ABANDONED:
-                raise Hung(f"{len(self._abandoned)} workers hang in the driver")
-            self._child = Child.start(self._command(), stdin=True)
-        return self._child
-
-    def _abandon(self) -> None:
-        child, self._child = self._child, None
-        assert child is not None
-        child.abandon()
-        self._abandoned.append(child)
+        hanging = self._children.hanging
+        if self._children.active is not None:
+            return self._children.active
+        if hanging >= ABANDONED:
+            raise Hung(f"{hanging} workers hang in the driver")
+        return self._children.start(self._command(), stdin=True)
 
 
 async def _exchange(child: Child) -> bytes:
