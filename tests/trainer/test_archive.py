@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from tmd.core.values.checkpoints import PARTIAL, name_of
 from tmd.core.values.errors import StateMismatch
-from tmd.trainer.checkpoints import archive
+from tmd.trainer.checkpoints import archive, disk
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.checkpoints.placing import placing
 from tmd.trainer.checkpoints.resuming import check, restore
@@ -61,6 +61,13 @@ class Stage:
         layer = self.model.get_submodule(name)
         kept = [v for p in layer.parameters() for v in self.optimizer.state[p].values()]
         return digest_of([*layer.state_dict().values(), *kept])
+
+
+def part(folder: Path, stage: Stage, rank: int, size: int, run: str) -> None:
+    staged = StagedState(Names(stage.registry, all_different(size)), rank, STEP, Position(), SEED)
+    staged.finish()
+    staged.settled.set()
+    archive.write_part(folder, staged, size, run)
 
 
 def saved(
@@ -479,3 +486,80 @@ def test_two_workers_do_not_join_the_same_parts(tmp_path: Path) -> None:
     archive.join_parts(tmp_path, STEP, 1)
 
     assert archive.flaw(tmp_path, STEP) == ""
+
+
+def test_parts_of_two_runs_are_not_joined(tmp_path: Path) -> None:
+    """A host of the former run was cut off while it wrote, and writes its part once it is back.
+    The seed may be another one since."""
+    old = [Stage("a", 1).train(), Stage("b", 2).train()]
+    new = [Stage("a", 3).train(), Stage("b", 4).train()]
+    former, run = archive.new_run(), archive.new_run()
+    part(tmp_path, old[1], 1, 2, former)
+    part(tmp_path, new[0], 0, 2, run)
+    with pytest.raises(StateMismatch, match="different runs"):
+        archive.join_parts(tmp_path, STEP, 2)
+
+    part(tmp_path, new[1], 1, 2, run)
+    archive.join_parts(tmp_path, STEP, 2)
+    after = fresh("a", "b")
+    gone_on(archive.CheckpointReader(tmp_path, STEP), after)
+
+    assert [s.layer(name) for s, name in zip(after, "ab", strict=True)] == [
+        s.layer(name) for s, name in zip(new, "ab", strict=True)
+    ]
+
+
+def test_an_unknown_run_is_taken_for_this_one(tmp_path: Path) -> None:
+    """A standby does not know it, nor does a worker of tmd 0.1.0."""
+    stages = [Stage("a", 1).train(), Stage("b", 2).train()]
+    part(tmp_path, stages[0], 0, 2, "")
+    part(tmp_path, stages[1], 1, 2, "run")
+    part(tmp_path, Stage("b", 2).train(), 1, 2, "")
+    archive.join_parts(tmp_path, STEP, 2)
+
+    assert archive.flaw(tmp_path, STEP) == ""
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_a_state_is_not_converted(tmp_path: Path, kind: torch.dtype) -> None:
+    """It would lose bits, or the optimizer would go on with moments of another type."""
+    reading = saved(tmp_path, [Stage("a", 1).train()])
+    after = fresh("a")
+    after[0].model.to(kind)
+
+    name = str(kind).removeprefix("torch.")
+    with pytest.raises(StateMismatch, match=rf"is float32 \[.*\] in .*, {name} \[.*\] here"):
+        gone_on(reading, after)
+
+
+def test_a_worker_of_the_former_run_replaces_no_part_of_this_one(tmp_path: Path) -> None:
+    former, run = archive.new_run(), archive.new_run()
+    part(tmp_path, Stage("a", 3).train(), 0, 1, run)
+    with pytest.raises(StateMismatch, match="a later run of the job writes"):
+        part(tmp_path, Stage("a", 1).train(), 0, 1, former)
+    archive.join_parts(tmp_path, STEP, 1)
+
+    assert archive.CheckpointReader(tmp_path, STEP).seal.size == 1
+    assert archive.flaw(tmp_path, STEP) == ""
+
+
+@pytest.mark.parametrize("later", ["part-1", "part-1.new"])
+def test_a_lock_that_a_lost_host_has_left_does_not_count(tmp_path: Path, later: str) -> None:
+    """On NFS it may remain until the host is back. The rank's new worker writes its part of a later
+    checkpoint."""
+    place = tmp_path / (name_of(STEP) + PARTIAL)
+    place.mkdir()
+    with disk.marked(place / "part-1.writing"):
+        before = archive.being_written(tmp_path, STEP, [1, 2])
+        (tmp_path / (name_of(STEP + 10) + PARTIAL) / later).mkdir(parents=True)
+        after = archive.being_written(tmp_path, STEP, [1, 2])
+
+    assert (before, after) == (True, False)
+    assert not archive.being_written(tmp_path, STEP, [1, 2])
+
+
+def test_two_workers_of_a_rank_may_write_at_once(tmp_path: Path) -> None:
+    """The one before may be slow, and ends first or last."""
+    file = tmp_path / "part-1.writing"
+    with disk.marked(file), disk.marked(file):
+        assert disk.is_locked(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import SGD
 
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint, complete
-from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule
+from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, WritingStage
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.replicas import all_different
@@ -199,7 +200,7 @@ def test_rank_0_reports_the_part_of_a_dead_rank(
     due(of, 10, rank)
     written = tmp_path / "step-00000010.partial" / f"part-{rank}"
     wait_for(written.exists)
-    wait_for(lambda: of._attempt.waits or not of._thread.is_alive())
+    wait_for(lambda: of._reached >= WritingStage.WAITS)
     due(of, 20, rank)
     wait_for((tmp_path / "step-00000020.partial" / f"part-{rank}").exists)
 
@@ -263,7 +264,7 @@ def test_the_end_of_a_loop_gives_others_time_for_the_checkpoint_before(
     """They are about as far, but may be on a slower disk."""
     ranks = [checkpoints(tmp_path, reports, size=2, at_end=True) for _ in range(2)]
     due(ranks[0], 10)
-    wait_for(lambda: ranks[0]._attempt.waits)
+    wait_for(lambda: ranks[0]._reached is WritingStage.WAITS)
     asked = threading.Event()
 
     def end(rank: int) -> None:
@@ -289,7 +290,7 @@ def test_the_parts_of_missed_checkpoints_are_removed(tmp_path: Path, reports: Re
     for step in (10, 20, 30):
         due(of, step)
         wait_for((tmp_path / f"step-{step:08}.partial" / "part-0").exists)
-        wait_for(lambda: of._attempt.waits)
+        wait_for(lambda: of._reached is WritingStage.WAITS)
         seen.append(sorted(place.name for place in tmp_path.iterdir()))
     of.close()
 
@@ -301,7 +302,7 @@ def test_the_same_worker_writes_the_part_of_another_rank(tmp_path: Path, reports
     of = checkpoints(tmp_path, reports, size=3, ending_s=0.1)
     for rank in (0, 2):
         due(of, 10, rank)
-        wait_for(lambda: of._attempt.waits)
+        wait_for(lambda: of._reached is WritingStage.WAITS)
     of.close()
 
     parts = sorted(part.name for part in tmp_path.glob("*/part-*"))
@@ -314,7 +315,7 @@ def test_a_boundary_does_not_wait_for_a_disk(tmp_path: Path, reports: Reports) -
     of = checkpoints(tmp_path, reports, size=2)
     due(of, 10)
     wait_for((tmp_path / "step-00000010.partial" / "part-0").exists)
-    wait_for(lambda: of._attempt.waits)
+    wait_for(lambda: of._reached is WritingStage.WAITS)
     stands = threading.Thread(target=goes_on.wait, args=(PATIENCE_S,), name="stands")
     stands.start()
     of._thread = stands
@@ -325,3 +326,73 @@ def test_a_boundary_does_not_wait_for_a_disk(tmp_path: Path, reports: Reports) -
     over()
 
     assert stood
+
+
+def test_rank_0_does_not_give_up_a_part_that_is_being_written(
+    tmp_path: Path, reports: Reports
+) -> None:
+    """Another rank takes a little longer than the interval. If rank 0 gave up each checkpoint that
+    the other one writes, none would ever be complete."""
+    other: Reports = Queue()
+    fast, slow = checkpoints(tmp_path, reports, size=2), checkpoints(tmp_path, other, size=2)
+    slow.at_boundary(10, Position(0, 10), 1, seed=1)  # its part is written once it is settled
+    wait_for((tmp_path / "step-00000010.partial" / "part-1.writing").exists)
+    due(fast, 10)
+    wait_for(lambda: fast._reached is WritingStage.OTHERS_WRITE)
+    due(fast, 20)
+    left_out = next_report(reports)
+    slow.settle()
+    complete_now = next_report(reports)
+    fast.close()
+    slow.close()
+
+    missed = MissedCheckpoint(20, "the previous checkpoint is still being written", 1)
+    assert (left_out, complete_now) == ((None, missed), (10, missed))
+    assert os.listdir(tmp_path) == ["step-00000010"]
+
+
+def test_a_rank_without_threads_misses_only_its_checkpoint(
+    tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on the number of processes is reached. The process ends as usual, too."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    of = checkpoints(tmp_path, reports)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        due(of, 10)
+    failed = next_report(reports)
+    due(of, 20)
+    written = next_report(reports)
+    of.close()
+
+    assert failed == (None, MissedCheckpoint(10, "can't start new thread", 1))
+    assert written == (20, None)
+
+
+def test_a_rank_whose_script_fails_does_not_wait_long_for_others(
+    tmp_path: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is replaced once its process is gone. One that has come to its end waits."""
+    patient = checkpoints(tmp_path, reports, size=2, ending_s=0.1, at_end=True)
+    due(patient, 10)
+    wait_for(lambda: patient._reached is WritingStage.WAITS)
+    waiting = threading.Thread(target=patient.close)
+    waiting.start()
+    waiting.join(1)
+    still = waiting.is_alive()
+
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    failed = checkpoints(tmp_path / "2", reports, size=2, ending_s=0.1, at_end=True)
+    due(failed, 10)
+    wait_for(lambda: failed._reached is WritingStage.WAITS)
+    ending = threading.Thread(target=failed.close)
+    ending.start()
+    ending.join(PATIENCE_S)
+    ended = not ending.is_alive()
+    patient._attempt.over.set()
+    waiting.join(PATIENCE_S)
+
+    assert (still, ended) == (True, True)

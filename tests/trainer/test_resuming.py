@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec import json
 
 from tmd.core.values.checkpoints import PARTIAL, REFUSED, name_of
 from tmd.core.values.errors import ConfigError
+from tmd.trainer.checkpoints.archive import ABSENT, SEAL, CheckpointSeal, flaw
 from tmd.trainer.checkpoints.resuming import chosen
+from tmd.trainer.state.data import Position
 
 
 def alone(answer: str) -> Sequence[str]:
@@ -44,7 +47,7 @@ def test_a_job_with_only_damaged_checkpoints_does_not_start_from_scratch(tmp_pat
             chosen(tmp_path, 0, alone, resume=True)
         assert sorted(os.listdir(tmp_path)) == [name_of(10) + REFUSED, name_of(20) + REFUSED]
 
-    assert chosen(tmp_path, 0, alone, resume=False) is None
+    assert chosen(tmp_path, 0, alone, resume=False).step is None
 
 
 def test_a_checkpoint_that_may_not_be_read_is_not_damaged(
@@ -91,7 +94,7 @@ def test_a_step_can_be_damaged_again_in_a_later_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="are damaged"):
         chosen(tmp_path, 0, alone, resume=True)
 
-    assert os.listdir(tmp_path) == [name_of(20) + REFUSED]
+    assert sorted(os.listdir(tmp_path)) == [name_of(20) + REFUSED]
     assert not os.listdir(tmp_path / (name_of(20) + REFUSED))
 
 
@@ -118,3 +121,69 @@ def test_all_ranks_hear_that_a_damaged_checkpoint_cannot_be_renamed(tmp_path: Pa
     said = iter(answers)
     with pytest.raises(ConfigError, match="cannot rename the damaged"):
         chosen(tmp_path, 1, lambda _: [next(said), ""], resume=True)
+
+
+def test_an_error_of_the_file_server_is_no_missing_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where ``Path.exists`` hides it, as from Python 3.14 on."""
+    damaged(tmp_path, 10)
+    seal = CheckpointSeal(10, Position(), 1, {"part-0/a": (1, "0")})
+    (tmp_path / name_of(10) / SEAL).write_bytes(json.encode(seal))
+    asked = []
+
+    def stat(path: Path, **more: object) -> os.stat_result:
+        if path.name == "a":
+            asked.append(path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return os.stat(path)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(Path, "exists", os.path.exists)
+    with pytest.raises(ConfigError, match=f"{name_of(10)} cannot be read now: .*start the job"):
+        chosen(tmp_path, 0, alone, resume=True)
+
+    assert asked
+    assert sorted(os.listdir(tmp_path)) == [name_of(10)]
+
+
+def test_a_listing_shows_a_checkpoint_that_a_client_of_nfs_holds_for_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked for it in vain not long ago, before rank 0 gave it its name."""
+    damaged(tmp_path, 10)
+    listed = []
+    listing = os.listdir
+
+    def listdir(path: Path) -> list[str]:
+        listed.append(path)
+        return listing(path)
+
+    def stat(path: Path, **more: object) -> os.stat_result:
+        if path.name == name_of(10) and not listed:
+            raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+        return os.stat(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    monkeypatch.setattr(Path, "stat", stat)
+
+    assert flaw(tmp_path, 10).startswith(f"{SEAL} cannot be read: ")
+
+
+def test_a_folder_that_a_host_does_not_have_is_another_folder(tmp_path: Path) -> None:
+    """Its file server is not mounted there: to start the job again would not help."""
+    assert flaw(tmp_path / "nowhere", 10) == ABSENT
+
+
+def test_all_ranks_know_the_run_from_rank_0(tmp_path: Path) -> None:
+    answers: list[str] = []
+
+    def first(answer: str) -> Sequence[str]:
+        answers.append(answer)
+        return [answer, ""]
+
+    of_rank_0 = chosen(tmp_path, 0, first, resume=True)
+    of_rank_1 = chosen(tmp_path, 1, lambda _: [answers.pop(0), ""], resume=True)
+
+    assert of_rank_0.run
+    assert of_rank_0 == of_rank_1

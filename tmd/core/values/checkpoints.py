@@ -67,6 +67,12 @@ def step_of(name: str) -> int | None:
     return int(digits)
 
 
+def unfinished_step_of(name: str) -> int:
+    """The step of the folder of an incomplete checkpoint; -1 for all other names."""
+    step = step_of(name.removesuffix(PARTIAL)) if name.endswith(PARTIAL) else None
+    return -1 if step is None else step
+
+
 def complete(names: Iterable[str]) -> list[int]:
     """Steps with a complete checkpoint, newest first."""
     return sorted((s for n in names if (s := step_of(n)) is not None), reverse=True)

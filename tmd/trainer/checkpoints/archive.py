@@ -7,17 +7,19 @@ incomplete one, after a loss, a full disk or the end of the job, has another nam
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from errno import EBADF, EINVAL, EIO, EISDIR, ELOOP, ENOENT, ENOLCK, ENOSYS, ENOTDIR, ENOTSUP
+from errno import EIO, EISDIR
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from msgspec import MsgspecError, Struct, json, structs
 from torch import Tensor
@@ -30,9 +32,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tmd.core.values.checkpoints import PARTIAL, name_of
+from tmd.core.values.checkpoints import PARTIAL, name_of, unfinished_step_of
 from tmd.core.values.errors import StateMismatch
 from tmd.core.values.reasons import in_words
+from tmd.trainer.checkpoints import disk
 from tmd.trainer.checkpoints.naming import Path as Name
 from tmd.trainer.checkpoints.naming import dotted
 from tmd.trainer.checkpoints.placing import SavedNames, without_prefix
@@ -42,16 +45,12 @@ from tmd.trainer.state.data import Position
 SEAL = "tmd.json"
 METADATA = ".metadata"
 NEW = ".new"
+WRITING = ".writing"
 PART = "part-"
 ABSENT = "it is not there"
 """The flaw of a checkpoint that this rank cannot see."""
-BLOCK = 1 << 24
-DAMAGE = frozenset({EIO, ENOENT, ENOTDIR, EISDIR, ELOOP})
+DAMAGE = disk.NOT_THERE | {EIO, EISDIR}
 """Errors by which a file is damaged. Others pass, such as those of a file server that is away."""
-NO_SYNC = frozenset({EINVAL, ENOTSUP})
-"""Errors of a file system that cannot put a folder on disk."""
-NO_LOCK = frozenset({ENOLCK, ENOTSUP, EINVAL, ENOSYS, EBADF})
-"""Errors of a file system without locks."""
 
 
 class CheckpointSeal(Struct, frozen=True):
@@ -65,6 +64,9 @@ class CheckpointSeal(Struct, frozen=True):
     """Size and digest of each file."""
     digest: str = ""
     """Digest of all other fields; empty in a checkpoint of tmd 0.1.0."""
+    run: str = ""
+    """The run that wrote it. Empty if unknown: in a checkpoint of tmd 0.1.0, and in the part of a
+    worker that was a standby at the start."""
 
 
 class _Planner(DefaultSavePlanner):
@@ -78,7 +80,13 @@ class _Planner(DefaultSavePlanner):
         return self._copies[index.fqn]
 
 
-def write_part(folder: Path, staged: StagedState, size: int) -> None:
+def new_run() -> str:
+    """The id of a run that begins now. Parts of two runs are not joined: a worker of the former one
+    may still be writing. Of two ids the later one is greater, unless a clock was set back."""
+    return f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+
+
+def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> None:
     """Write the copied state of one rank, completely or not at all.
 
     Raises:
@@ -90,18 +98,32 @@ def write_part(folder: Path, staged: StagedState, size: int) -> None:
     shutil.rmtree(new, ignore_errors=True)
     try:
         new.mkdir(parents=True)
-        _write(new, staged)
-        _seal(new, CheckpointSeal(staged.step, staged.position, size, _digests(new)))
-        staged.confirm()
-        if place.exists():
-            # A repeated step gives the same bits.
-            shutil.rmtree(new)
-        else:
-            new.rename(place)
-            _sync(place.parent)
+        with disk.marked(place.with_suffix(WRITING)):
+            _write(new, staged)
+            _seal(new, CheckpointSeal(staged.step, staged.position, size, _digests(new), run=run))
+            staged.confirm()
+            _give_name(new, place, run)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+
+def _give_name(new: Path, place: Path, run: str) -> None:
+    if disk.exists(place):
+        there = _read_seal(place).run
+        if _of_one_run({run, there}):
+            # A repeated step gives the same bits.
+            shutil.rmtree(new)
+            return
+        if run < there:
+            raise StateMismatch("a later run of the job writes into the folder")
+        shutil.rmtree(place)
+    new.rename(place)
+    disk.sync(place.parent)
+
+
+def _of_one_run(runs: set[str]) -> bool:
+    return len(runs - {""}) <= 1
 
 
 def _write(place: Path, staged: StagedState) -> None:
@@ -121,12 +143,27 @@ def _write(place: Path, staged: StagedState) -> None:
 def parts_missing(folder: Path, step: int, size: int) -> list[int]:
     """Ranks that have not yet written their part."""
     place = _unfinished(folder, step)
-    return [rank for rank in range(size) if not (place / f"{PART}{rank}").exists()]
+    return [rank for rank in range(size) if not disk.exists(place / f"{PART}{rank}")]
+
+
+def being_written(folder: Path, step: int, ranks: Iterable[int]) -> bool:
+    """Whether the part of one of ``ranks`` is being written, as far as the file system can tell.
+
+    The lock of a host that is lost may remain for long. Its rank has a new worker, which then
+    writes a part of a later step.
+    """
+    place = _unfinished(folder, step)
+    later = [folder / name for name in os.listdir(folder) if unfinished_step_of(name) > step]
+    return any(
+        disk.is_locked(place / f"{PART}{rank}{WRITING}")
+        and not any(disk.exists(each / f"{PART}{rank}{end}") for each in later for end in ("", NEW))
+        for rank in ranks
+    )
 
 
 def is_complete(folder: Path, step: int) -> bool:
     """Whether there is a checkpoint of ``step``."""
-    return (folder / name_of(step)).exists()
+    return disk.exists(folder / name_of(step))
 
 
 def join_parts(folder: Path, step: int, size: int) -> None:
@@ -138,7 +175,7 @@ def join_parts(folder: Path, step: int, size: int) -> None:
         StateMismatch: the parts do not fit together.
     """
     place = _unfinished(folder, step)
-    with _claimed(place):
+    with disk.locked(place / f"{PART}0" / SEAL):
         _join(folder, place, step, size)
 
 
@@ -146,6 +183,8 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
     seals = {f"{PART}{r}": _read_seal(place / f"{PART}{r}") for r in range(size)}
     if any((seal.step, seal.size) != (step, size) for seal in seals.values()):
         raise StateMismatch("the parts belong to different jobs")
+    if not _of_one_run({seal.run for seal in seals.values()}):
+        raise StateMismatch("the parts belong to different runs of the job")
     merged = Metadata({}, planner_data={})
     results: list[WriteResult] = []
     for name in seals:
@@ -162,10 +201,10 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
             raise StateMismatch(f"the parts do not add up to the whole of {fqn}")
     FileSystemWriter(place).finish(*_renamed(merged, results))
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
-    files[METADATA] = _digest(place / METADATA)
+    files[METADATA] = disk.digest(place / METADATA)
     _seal(place, CheckpointSeal(step, seals[f"{PART}0"].position, size, files))
     place.rename(folder / name_of(step))
-    _sync(folder)
+    disk.sync(folder)
 
 
 def _merge(merged: Metadata, own: Metadata) -> None:
@@ -208,8 +247,12 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
         OSError: this process cannot read a file now, which may be whole.
     """
     place = folder / name_of(step)
-    if not place.exists():
-        return ABSENT
+    if not disk.exists(place):
+        # A client of NFS may remember its absence for a minute. A listing asks the server.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(folder)
+        if not disk.exists(place):
+            return ABSENT
     name = SEAL
     try:
         written = (place / SEAL).read_bytes()
@@ -217,9 +260,9 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
         if seal.digest not in ("", _digest_of(written)):
             return f"{SEAL} differs from what was written"
         for name in sorted(seal.files)[share::shares]:
-            if not (place / name).exists():
+            if not disk.exists(place / name):
                 return f"{name} is missing"
-            if _digest(place / name) != seal.files[name]:
+            if disk.digest(place / name) != seal.files[name]:
                 return f"{name} differs from what was written"
     except (OSError, MsgspecError) as error:
         if isinstance(error, OSError) and error.errno not in DAMAGE:
@@ -261,14 +304,16 @@ class CheckpointReader:
         """Read tensors in place; of a distributed tensor this rank's part.
 
         Raises:
-            StateMismatch: one is missing or has another size.
+            StateMismatch: one is missing, or has another size or dtype.
         """
         for name, target in targets.items():
-            size = self.described(name).size
-            if size != target.shape:
-                raise StateMismatch(
-                    f"{dotted(name)} is {list(size)} in {self.path}, {list(target.shape)} here"
-                )
+            found = self.described(name)
+            there, here = (
+                _kind(found.properties.dtype, found.size),
+                _kind(target.dtype, target.shape),
+            )
+            if there != here:
+                raise StateMismatch(f"{dotted(name)} is {there} in {self.path}, {here} here")
         planner = DefaultLoadPlanner()
         wanted = {dotted(name): target.detach() for name, target in targets.items()}
         planner.set_up_planner(wanted, self._metadata, is_coordinator=True)
@@ -291,17 +336,12 @@ def _nested(flat: Mapping[Name, Any]) -> dict[str, Any]:
     return tree
 
 
+def _kind(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
 def _digests(place: Path) -> dict[str, tuple[int, str]]:
-    return {file.name: _digest(file) for file in sorted(place.iterdir())}
-
-
-def _digest(file: Path) -> tuple[int, str]:
-    found, size = xxhash.xxh3_128(), 0
-    with file.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            found.update(block)
-            size += len(block)
-    return size, found.hexdigest()
+    return {file.name: disk.digest(file) for file in sorted(place.iterdir())}
 
 
 def _seal(place: Path, seal: CheckpointSeal) -> None:
@@ -310,7 +350,7 @@ def _seal(place: Path, seal: CheckpointSeal) -> None:
         stream.write(json.encode(structs.replace(seal, digest=_digest_of(undigested))))
         stream.flush()
         os.fsync(stream.fileno())
-    _sync(place)
+    disk.sync(place)
 
 
 def _read_seal(place: Path) -> CheckpointSeal:
@@ -325,31 +365,3 @@ def _digest_of(written: bytes) -> str:
     """Digest of a seal as it was written: another release may know more or fewer fields."""
     fields = json.decode(written, type=dict[str, Any])
     return xxhash.xxh3_128_hexdigest(json.encode({**fields, "digest": ""}))
-
-
-@contextmanager
-def _claimed(place: Path) -> Iterator[None]:
-    """Lock the parts, which a former worker of rank 0 may be joining. Not where the file system has
-    no locks.
-
-    Raises:
-        BlockingIOError: another process has the lock.
-    """
-    with (place / f"{PART}0" / SEAL).open("r+b") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in NO_LOCK:
-                raise
-        yield
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in NO_SYNC:
-            raise
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from tmd.core.values.checkpoints import (
     unneeded,
 )
 from tmd.core.values.errors import StateMismatch
+from tmd.fabric.backend import ends_by_error
 from tmd.trainer.checkpoints import archive
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.checkpoints.staging import StagedState
@@ -59,14 +61,22 @@ class CheckpointSchedule(NamedTuple):
     """Whether to write a checkpoint at the end of each ``batches()`` call, too."""
 
 
+class WritingStage(IntEnum):
+    """The stage of a checkpoint that is not yet complete."""
+
+    WRITES = 0  # this rank's part, or the whole
+    OTHERS_WRITE = 1  # only at rank 0: a part that is still missing is being written
+    WAITS = 2  # this rank waits for parts of others
+    ENDED = 3  # its thread has ended
+
+
 class Attempt:
     """A checkpoint that its thread writes or waits for."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
         """Set once the parts of others are awaited no longer."""
-        self.waits = False
-        """Whether the thread only waits for other ranks."""
+        self.progress = WritingStage.WRITES
 
 
 class Checkpoints:
@@ -94,6 +104,8 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._former: threading.Thread | None = None
         self._telling = threading.Lock()
+        self.run = ""
+        """Id of the run; not known to a worker that was a standby at its start."""
         self._saved: SavedCheckpoint | None = None
         self._missed: MissedCheckpoint | None = None
 
@@ -117,36 +129,42 @@ class Checkpoints:
         ``broken()``, and then it is called again after the repair."""
         if not self._order.at_end:
             return
-        self._await_writing(LAST_S, broken)
+        self._await(WritingStage.WAITS, LAST_S, broken)
         if self._at in ((step, rank), (step, None)) or broken():
             return
         # To stage the last checkpoint ends the wait of the one before for parts of other ranks.
-        self._await_writing(self._ending_s, broken, whole=True)
+        self._await(WritingStage.ENDED, self._ending_s, broken)
         self._at = step, rank
         self._stage(step, position, rank, seed)
         self.settle()
-        self._await_writing(LAST_S, broken)
+        self._await(WritingStage.OTHERS_WRITE, LAST_S, broken)
 
     def _stage(self, step: int, position: Position, rank: int, seed: int) -> None:
-        if self._thread is not None and self._thread.is_alive() and not self._attempt.waits:
+        if self._reached < WritingStage.WAITS:
             self._misses(step, "the previous checkpoint is still being written")
             return
         self._attempt.over.set()
+        attempt, former = Attempt(), self._thread
         try:
             staged = StagedState(self._named(), rank, step, position, seed)
+            thread = threading.Thread(
+                target=self._save,
+                args=(staged, attempt, self._verdict(), former),
+                name="tmd-checkpoint",
+                daemon=True,
+            )
+            thread.start()
         except Exception as error:
             self._misses(step, error)
             return
-        self._staged = staged
         # The former thread may wait for a slow disk, which must not delay the step.
-        self._attempt, self._former = Attempt(), self._thread
-        self._thread = threading.Thread(
-            target=self._save,
-            args=(staged, self._attempt, self._verdict(), self._former),
-            name="tmd-checkpoint",
-            daemon=True,
-        )
-        self._thread.start()
+        self._staged, self._attempt, self._thread, self._former = staged, attempt, thread, former
+
+    @property
+    def _reached(self) -> WritingStage:
+        """How far the current checkpoint is."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return self._attempt.progress if alive else WritingStage.ENDED
 
     def settle(self, *, torn: bool = False) -> None:
         """Copy the remaining state, which may change afterwards. ``torn``: it may have changed
@@ -162,23 +180,23 @@ class Checkpoints:
         """Wait for the thread, since none may be inside torch when the process ends."""
         self.settle(torn=True)  # the process ends within the step
         if self._thread is not None:
-            self._await_writing(WRITING_S, lambda: False)
+            self._await(WritingStage.OTHERS_WRITE, WRITING_S, lambda: False)
             # No rank has waited for the parts of others if there was no vote, as under torchrun.
-            self._thread.join(WRITING_S if self._order.at_end else self._ending_s)
+            # The rank of a process that ends by an error is not replaced until it is gone.
+            patient = self._order.at_end and not ends_by_error()
+            self._thread.join(WRITING_S if patient else self._ending_s)
             self._attempt.over.set()
             for thread in (self._thread, self._former):
                 if thread is not None:
                     thread.join(self._ending_s)
 
-    def _await_writing(
-        self, seconds: float, stop: Callable[[], bool], *, whole: bool = False
-    ) -> None:
-        """Wait until the thread has ended or, unless ``whole``, only waits for others."""
-        thread, deadline = self._thread, time.monotonic() + seconds
-        while thread is not None and thread.is_alive() and (whole or not self._attempt.waits):
+    def _await(self, wanted: WritingStage, seconds: float, stop: Callable[[], bool]) -> None:
+        """Wait until the current checkpoint has come as far as ``wanted``."""
+        deadline = time.monotonic() + seconds
+        while self._thread is not None and self._reached < wanted:
             if stop() or time.monotonic() > deadline:
                 return
-            thread.join(LOOK_S)
+            self._thread.join(LOOK_S)
 
     # --- the writer's thread ----------------------------------------------------------------------
 
@@ -204,24 +222,27 @@ class Checkpoints:
                 # Parts of missed checkpoints: the disk may have no room for them and this one.
                 self._prune(step, keep=ALL)
             if not archive.is_complete(folder, step):
-                archive.write_part(folder, staged, self._size)
-            self._await(staged, attempt)
+                archive.write_part(folder, staged, self._size, self.run)
+            self._complete(staged, attempt)
         except Exception as error:
             # No error of a checkpoint may reach training.
             self._misses(step, error)
 
-    def _await(self, staged: StagedState, attempt: Attempt) -> None:
+    def _complete(self, staged: StagedState, attempt: Attempt) -> None:
         """Wait until the checkpoint is complete. The worker of rank 0 joins its parts."""
-        folder, step = self._order.folder, staged.step
+        folder, step, deadline = self._order.folder, staged.step, time.monotonic() + LAST_S
         while not archive.is_complete(folder, step):
-            whole = staged.rank == 0 and not archive.parts_missing(folder, step, self._size)
-            if whole and self._join(step):
-                continue
-            attempt.waits = True
+            missing = archive.parts_missing(folder, step, self._size) if staged.rank == 0 else []
+            if staged.rank == 0 and not missing:
+                attempt.progress = WritingStage.WRITES
+                if self._join(step):
+                    continue
+            # Rank 0 would remove the folder in which the others write.
+            writing = archive.being_written(folder, step, missing) and time.monotonic() < deadline
+            attempt.progress = WritingStage.OTHERS_WRITE if writing else WritingStage.WAITS
             if attempt.over.wait(LOOK_S) and not archive.is_complete(folder, step):
                 self._waited_in_vain(staged)
                 return
-            attempt.waits = False
         self._has(SavedCheckpoint(step, time.time(), str(folder / name_of(step))))
         if staged.rank == 0:
             self._prune(step, keep=self._order.keep)

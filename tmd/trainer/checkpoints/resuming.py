@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from tmd.core.values.checkpoints import REFUSED, complete, name_of
 from tmd.core.values.errors import ConfigError, StateMismatch
 from tmd.core.values.reasons import in_words
-from tmd.trainer.checkpoints.archive import ABSENT, CheckpointReader, flaw
+from tmd.trainer.checkpoints.archive import ABSENT, CheckpointReader, flaw, new_run
 from tmd.trainer.checkpoints.checkpoints import prune
 from tmd.trainer.checkpoints.naming import PRIVATE, Names, Placing, bare, dotted, prefix_of
 from tmd.trainer.checkpoints.naming import Path as Name
@@ -34,9 +34,17 @@ Gathered = Callable[[str], Sequence[str]]
 """Exchanges a string among all ranks; returns the strings by rank."""
 
 
-def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int | None:
-    """The step of the newest undamaged checkpoint, agreed among all ranks; ``None`` if the folder
-    has no checkpoint.
+class Chosen(NamedTuple):
+    """Where a run begins."""
+
+    step: int | None
+    """That of the newest undamaged checkpoint; ``None`` if the folder has no checkpoint."""
+    run: str
+    """Id of this run."""
+
+
+def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> Chosen:
+    """The checkpoint to resume from, agreed among all ranks.
 
     Each rank reads its share of the files. A damaged checkpoint is renamed, and the previous one is
     checked.
@@ -48,7 +56,8 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
     listed = gathered(_listed(folder, resume) if rank == 0 else "")[0]
     if listed.startswith(UNUSABLE):
         raise ConfigError(f"checkpoints: {listed.removeprefix(UNUSABLE)}")
-    steps = [int(word) for word in listed.split()]
+    run, *words = listed.split(" ")
+    steps = [int(word) for word in words]
     failure = ""
     for step in steps:
         answers = gathered(failure)
@@ -60,13 +69,13 @@ def chosen(folder: Path, rank: int, gathered: Gathered, *, resume: bool) -> int 
         if barred := next((answer for answer in found if answer.startswith(UNUSABLE)), ""):
             raise ConfigError(f"checkpoints: {barred.removeprefix(UNUSABLE)}")
         if not any(found):
-            return step
+            return Chosen(step, run)
         why = "; ".join(dict.fromkeys(filter(None, found)))
         log.error("checkpoint %s is refused: %s", folder / name_of(step), why)
         failure = _put_aside(folder / name_of(step)) if rank == 0 else ""
     if steps:
         raise ConfigError(f"checkpoints: {failure or _only_damaged(folder)}")
-    return None
+    return Chosen(None, run)
 
 
 def _flaw(folder: Path, step: int, rank: int, ranks: int) -> str:
@@ -81,7 +90,8 @@ def _flaw(folder: Path, step: int, rank: int, ranks: int) -> str:
 
 
 def _listed(folder: Path, resume: bool) -> str:
-    """Rank 0: the steps of complete checkpoints, newest first, or why the folder cannot be used.
+    """Rank 0: the id of the new run and the steps of complete checkpoints, newest first, or why the
+    folder cannot be used.
 
     Removes incomplete checkpoints from a folder that can be used. The next checkpoint removes those
     beyond the number to keep.
@@ -98,7 +108,7 @@ def _listed(folder: Path, resume: bool) -> str:
         if resume and not steps and any(name.endswith(REFUSED) for name in names):
             return f"{UNUSABLE}{_only_damaged(folder)}"
         prune(folder, len(steps), partial_before=ANY_STEP)
-        return " ".join(map(str, steps))
+        return " ".join([new_run(), *map(str, steps)])
     except OSError as error:
         return f"{UNUSABLE}{in_words(error)}"
 

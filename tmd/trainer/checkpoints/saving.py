@@ -66,7 +66,7 @@ class Saving:
             StateMismatch: it cannot be divided among the current ranks.
         """
         folder = self._order.folder
-        step = chosen(folder, rank, gathered, resume=resume)
+        step, self.checkpoints.run = chosen(folder, rank, gathered, resume=resume)
         if step is not None:
             self._before = opened(folder, step)
             own = json.encode(self._named().claims(rank)).decode()
