@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,18 @@ from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import FrameHeader, FrameKind
-from tmd.fabric.handshake import MAGIC, NONCE, PROOF, VERSION, LinkPurpose, Talk, acceptor, dialer
-from tmd.fabric.listener import HALF_OPEN
+from tmd.fabric.handshake import (
+    MAGIC,
+    NONCE,
+    PROOF,
+    VERSION,
+    HandshakeReply,
+    LinkPurpose,
+    Talk,
+    acceptor,
+    dialer,
+)
+from tmd.fabric.listener import DEADLINE, HALF_OPEN, PROOF_S, _HalfOpen
 from tmd.fabric.transfer import receive, send
 
 pytestmark = pytest.mark.timeout(60)
@@ -95,6 +106,62 @@ def test_port_scan_and_half_open_connections_disturb_nobody(pair: Circle) -> Non
     finally:
         for sock in silent:
             sock.close()
+
+
+def test_callers_that_answer_are_not_dropped_for_others(pair: Circle) -> None:
+    """A rank may be called by all others at once. What it has no room for waits in the backlog."""
+    target = pair.fabrics[1]
+    for _ in range(10):
+        begun = time.monotonic()
+        callers = [greeting(target) for _ in range(HALF_OPEN + 10)]
+        try:
+            answers = [answer_of(*caller) for caller in callers]
+        except ConnectionResetError:
+            # Lawful for a test that was held up so long.
+            assert time.monotonic() - begun > PROOF_S
+        else:
+            break
+        finally:
+            for sock, _ in callers:
+                sock.close()
+
+    assert [answer.verdict for answer in answers] == ["accepted"] * (HALF_OPEN + 10)
+
+
+def greeting(target: Fabric) -> tuple[socket.socket, Talk[HandshakeReply]]:
+    """A caller that has sent its greeting."""
+    sock = socket.create_connection(endpoint(target))
+    sock.settimeout(10)
+    talk = dialer(KEY, "w0", "w1", "", LinkPurpose.PROBE, -1)
+    sock.sendall(_bytes(next(talk)))
+    return sock, talk
+
+
+def answer_of(sock: socket.socket, talk: Talk[HandshakeReply]) -> HandshakeReply:
+    want = next(talk)
+    try:
+        while True:
+            if isinstance(want, bytes):
+                sock.sendall(want)
+                want = next(talk)
+            else:
+                want = talk.send(sock.recv(want, socket.MSG_WAITALL))
+    except StopIteration as done:
+        return done.value
+
+
+def test_a_caller_whose_greeting_waited_here_has_time_to_answer() -> None:
+    """Native code may hold the interpreter for longer than a caller may take."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        half_open = _HalfOpen(ours, "here", acceptor(KEY, "w1"))
+        half_open.since -= 2 * DEADLINE
+        theirs.sendall(_bytes(next(dialer(KEY, "w0", "w1", "", LinkPurpose.PROBE, -1))))
+        outcome = half_open.advance()
+
+        assert outcome is None
+        assert time.monotonic() - half_open.since < DEADLINE
 
 
 def test_who_is_refused_sees_an_orderly_end_and_who_is_dropped_a_reset(pair: Circle) -> None:

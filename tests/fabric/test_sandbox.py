@@ -392,6 +392,7 @@ def test_what_a_step_calls_is_counted_when_it_is_called(alone: tuple[Fabric, Gro
     """Collectives and messages, before they run; not what a thread of a library calls. All
     collectives count as run, those of the library, too."""
     fabric, group = alone
+    fabric.calls.stepping = threading.current_thread()
     released = threading.Event()
 
     def hold() -> None:

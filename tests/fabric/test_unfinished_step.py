@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member, sync
 from tmd.core.values.errors import IllegalTransition, LinkError
 from tmd.core.worker.broken_step import Place, Progress, Rerun, reruns
 from tmd.fabric import Fabric, Group, Neutral
+from tmd.fabric.callbacks import on_own_thread
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.counters import CallCounter
 from tmd.fabric.frame import FrameKind
@@ -166,6 +168,7 @@ class Mirror:
         raise LinkError("no shift here")
 
 
+T = TypeVar("T")
 Operation = Callable[[Group, Tensor], Tensor]
 
 
@@ -706,3 +709,85 @@ def test_the_oldest_are_dropped_beyond_the_bound() -> None:
         log.end()
         kept.append(log.progress.kept)
     assert kept == [0, 0, 0, 2, 3]
+
+
+# --- beside the steps -------------------------------------------------------------------------
+
+
+def until(turn: threading.Event) -> None:
+    assert turn.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_message_that_waits_for_its_turn_keeps_a_step_from_going_on(sends: bool) -> None:
+    """A standby has called it behind a collective. Once it had taken the rank, the receive would
+    end without a message, and the send would be overtaken by a later one."""
+    with circle(2) as c:
+        c.group()
+        joiner = c.standby("joiner")
+        group = c.of(joiner)
+        joiner.step.on_break = lambda: None
+        joiner.step.begin(keeps=True)
+        turn = threading.Event()
+        group._runner.lane.run(partial(until, turn), inline=False)
+        tensor = torch.zeros(1)
+        work = group.send([tensor], 1) if sends else group.recv([tensor], 1)
+        queued = not work.is_completed()
+        can_go_on = joiner.step.can_go_on
+        turn.set()
+        work.wait()
+
+        assert queued
+        assert not can_go_on
+
+
+def test_a_receive_of_a_standby_does_not_end_without_a_message_when_it_has_the_rank() -> None:
+    with circle(2) as c:
+        c.group()
+        joiner = c.standby("joiner")
+        group = c.of(joiner)
+        turn = threading.Event()
+        group._runner.lane.run(partial(until, turn), inline=False)
+        work = group.recv([torch.zeros(1)], 1)
+        joiner.enter(c.membership.replaced({0: member(joiner)}, 2), 0, mid_step=True)
+        turn.set()
+        work.wait()
+
+        assert "before this worker became rank 0" in joiner.poison_reason
+
+
+def in_thread(call: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result(PATIENCE)
+
+
+def test_a_step_in_which_another_thread_calls_a_collective_does_not_go_on() -> None:
+    """As that of an asynchronous checkpoint does, which may call it in another step on another
+    rank: then this rank would run it again, and wait for one that has completed it."""
+    with circle(2) as c:
+        c.group()
+        c.group("1")
+        fabric = c.fabrics[0]
+        fabric.calls.stepping = threading.current_thread()
+        fabric.step.on_break = lambda: None
+        fabric.step.begin(keeps=True)
+        works = [c.of(each).allreduce([torch.ones(1)]) for each in reversed(c.fabrics)]
+        for work in works:
+            work.wait()
+        own = fabric.step.can_go_on
+        c.allreduce(name="1")
+
+        assert own
+        assert not fabric.step.can_go_on
+
+
+def test_a_callback_that_a_step_has_attached_belongs_to_it() -> None:
+    """PowerSGD calls the next collective of a bucket in one."""
+    counter = CallCounter()
+    counter.stepping = threading.current_thread()
+    seen: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    on_own_thread(lambda: seen.put(counter.of_step()))
+
+    assert seen.get(timeout=PATIENCE)
+    assert not in_thread(counter.of_step)
+    assert counter.of_step()

@@ -17,10 +17,14 @@ from torch import Tensor
 from tests.fabric.circle import circle, sync
 from tests.twin.device import Twin
 from tmd.fabric import Fabric
+from tmd.fabric.collectives import on_tensors
 from tmd.fabric.device import Queued
+from tmd.fabric.frame import FrameKind
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.inner import GroupRequest
 from tmd.fabric.generations.passing import PassingGroup
+from tmd.fabric.kept_calls import CollectiveCall
+from tmd.fabric.step_log import StepLog
 from tmd.torch_private.c10d import Work as TorchWork
 
 INNER = "inner group"
@@ -182,3 +186,20 @@ def test_a_vote_comes_after_all_that_the_inner_group_runs(
             own.clone()
 
     assert (twin.recorder.races == []) is settles
+
+
+@pytest.mark.parametrize("there", ["inputs", "outputs"])
+def test_an_operation_on_a_device_is_not_kept_to_be_run_again(there: str) -> None:
+    """It runs on copies in host memory. Whether its outputs were changed is asked of the script's
+    own tensors, which the host cannot read."""
+    twin = Twin()
+    with twin.installed():
+        with twin.training():
+            made = [torch.ones(4)]
+        host = [torch.ones(4)]
+        inputs, outputs = (made, host) if there == "inputs" else (host, made)
+        log = StepLog()
+        log.restart(keeps=True)
+        log.begin(CollectiveCall(FrameKind.ALLREDUCE, on_tensors.barrier, outputs, inputs), host)
+
+        assert log.progress.kept == -1

@@ -34,6 +34,11 @@ def _run(settle: Callable[[], None]) -> None:
         _running.now = before
 
 
+def in_callback() -> bool:
+    """Whether this thread runs a callback."""
+    return _running.now
+
+
 def on_own_thread(settle: Callable[[], None]) -> None:
     """Call ``settle``, which runs callbacks, on a thread of its own."""
     threading.Thread(target=_run, args=(settle,), name="tmd-callback", daemon=True).start()
@@ -74,7 +79,7 @@ class Callbacks:
 
     def rest(self) -> None:
         """Wait until all that are expected have run; a callback itself does not wait."""
-        if not self._expected or _running.now:
+        if not self._expected or in_callback():
             return
         with self._blocked, self._changed:
             self._changed.wait_for(lambda: not self._expected)

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from threading import _DummyThread  # type: ignore[attr-defined, unused-ignore]
 
+from tmd.fabric.callbacks import in_callback
+
 
 @dataclass
 class LinkCounters:
@@ -36,11 +38,20 @@ class CallCounter:
         self.begun = 0
         """Collectives and messages that the steps of the script have called, complete or not."""
 
-    def begin(self) -> None:
-        """An operation was called.
+        self.stepping: threading.Thread | None = None
+        """The thread that computes the script's steps; any thread may if it is not set."""
 
-        The main thread computes steps, and so do autograd's threads, which Python did not start.
-        Any other thread, such as that of an asynchronous checkpoint, calls for its own purposes.
-        """
+    def begin(self) -> None:
+        """An operation was called."""
+        self.begun += self._computes()
+
+    def of_step(self) -> bool:
+        """Whether what this thread calls is part of a step: its own work, or a callback that the
+        step has attached to an operation."""
+        return self._computes() or in_callback()
+
+    def _computes(self) -> bool:
+        """The thread of the steps, or one of autograd, which Python did not start. Others, such as
+        that of an asynchronous checkpoint, call operations for their own purposes."""
         caller = threading.current_thread()
-        self.begun += caller is threading.main_thread() or isinstance(caller, _DummyThread)
+        return self.stepping in (None, caller) or isinstance(caller, _DummyThread)

@@ -33,6 +33,7 @@ class Group(CollectiveGroup):
     def send(self, tensors: TensorList, dstRank: int, tag: int = 0) -> Work:
         """Its work completes when the tensor may be changed, received or not."""
         tensor = _single(tensors)
+        self._runner.log.note_unrepeatable()
         self._need_rank(dstRank)
         self._fabric.passes.saw(FrameKind.MESSAGE)
         _check_tag(tag)
@@ -69,6 +70,8 @@ class Group(CollectiveGroup):
     def _receive(self, tensors: TensorList, source: int, tag: int) -> Work:
         _single(tensors)
         _check_tag(tag)
+        # At the call: queued behind a collective, it may run only after a loss was decided on.
+        self._runner.log.note_unrepeatable()
         self._fabric.passes.saw(FrameKind.MESSAGE)
         work = Work(tensors, self._fabric.blocked)
         work.source = max(source, 0)
@@ -83,7 +86,7 @@ class Group(CollectiveGroup):
             kind, tensors, (), staged.queued, f"/{source}/{tag}", objects, objects
         )
         if self._fabric.standing is None:
-            task = lambda: self._runner.guarded(work, request, lambda _: None)  # noqa: E731
+            task = lambda: self._runner.guarded(work, request, _came_late)  # noqa: E731
             self._runner.lane.run(task, inline=False)
         else:
             self._runner.guarded(
@@ -147,6 +150,10 @@ class Group(CollectiveGroup):
     def _need_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size():
             raise ValueError(f"rank {rank} is not in a group of {self.size()}")
+
+
+def _came_late(standing: EpochView) -> None:
+    raise LinkError(f"a receive was called before this worker became rank {standing.rank}")
 
 
 def _check_tag(tag: int) -> None:

@@ -1,8 +1,9 @@
 """The listening socket of a worker: unauthenticated callers are refused here.
 
 One thread advances all handshakes at once, so a slow one delays no other. Their number, size and
-duration are bounded; beyond the limit the oldest is dropped. A refused caller sees the connection
-end in order, and a dropped one sees a reset: it must not take one for the other.
+duration are bounded. Beyond the limit one that keeps silent is dropped, and while there is none new
+callers wait in the backlog. A refused caller sees the connection end in order, and a dropped one
+sees a reset: it must not take one for the other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ from tmd.fabric.handshake import LinkHello, Seal, Talk, acceptor
 
 HALF_OPEN = 64
 DEADLINE = 5.0
+"""Longest wait for the next answer of a caller, in seconds."""
+GREETING_S = 0.1
+"""A caller that has not sent its greeting after so long may be dropped for a new one."""
+PROOF_S = 1.0
+"""The same for one that has been sent a challenge."""
+BACKLOG = 1024
+"""Callers that wait in the kernel, which may allow fewer: all other ranks of a job may call at
+once, as for a gather by messages."""
 
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with which closing a connection resets it."""
@@ -50,8 +59,14 @@ class _HalfOpen:
         self.host = host
         self.talk = talk
         self.since = time.monotonic()
+        self.greeted = False
         self._want = next(talk)
         self._have = b""
+
+    @property
+    def silent_at(self) -> float:
+        """When it may be dropped for another caller."""
+        return self.since + (PROOF_S if self.greeted else GREETING_S)
 
     def advance(self) -> tuple[LinkHello, Seal] | None:
         """Read what is there and go on with the talk; the outcome once it is complete."""
@@ -60,6 +75,8 @@ class _HalfOpen:
                 if isinstance(self._want, bytes):
                     self.sock.send(self._want)
                     self._want = next(self.talk)
+                    # Its greeting may have waited here, while this process stood still.
+                    self.since, self.greeted = time.monotonic(), True
                 elif len(self._have) == self._want:
                     data, self._have = self._have, b""
                     self._want = self.talk.send(data)
@@ -83,12 +100,12 @@ class Listener:
         self._worker = worker
         self._admit = admit
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._sock = socket.create_server((host, 0), family=family, backlog=256)
+        self._sock = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]
         self._wake, self._woken = socket.socketpair()
         self._select = selectors.DefaultSelector()
-        self._select.register(self._sock, selectors.EVENT_READ)
+        self._accepts = False
         self._select.register(self._woken, selectors.EVENT_READ)
         self._half_open: dict[int, _HalfOpen] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -106,15 +123,39 @@ class Listener:
 
     def _run(self) -> None:
         while True:
-            timeout = DEADLINE / 2 if self._half_open else None
-            for event, _ in self._select.select(timeout):
+            calls = False
+            for event, _ in self._select.select(self._listen()):
                 if event.fileobj is self._woken:
                     return self._end()
                 if event.fileobj is self._sock:
-                    self._accept()
+                    calls = True
                 elif half_open := self._half_open.get(event.fd):
                     self._advance(half_open)
+            # Last: one of them may have made room, or shown that it is not silent.
+            if calls and self._room_in() <= 0:
+                self._accept()
             self._expire()
+
+    def _listen(self) -> float | None:
+        """Await callers if there is room for one. Returns when to look again, in seconds."""
+        left = self._room_in()
+        if left <= 0 and not self._accepts:
+            self._select.register(self._sock, selectors.EVENT_READ)
+        elif left > 0 and self._accepts:
+            self._select.unregister(self._sock)
+        self._accepts = left <= 0
+        if left > 0:
+            return left
+        return DEADLINE / 2 if self._half_open else None
+
+    def _room_in(self) -> float:
+        """Seconds until there is room for one more caller; 0 or less if there is."""
+        if len(self._half_open) < HALF_OPEN:
+            return 0.0
+        return self._first_silent().silent_at - time.monotonic()
+
+    def _first_silent(self) -> _HalfOpen:
+        return min(self._half_open.values(), key=lambda each: each.silent_at)
 
     def _accept(self) -> None:
         try:
@@ -125,7 +166,7 @@ class Listener:
                 time.sleep(EXHAUSTED_S)
             return
         if len(self._half_open) >= HALF_OPEN:
-            self._drop(next(iter(self._half_open.values())), "too many half-open connections")
+            self._drop(self._first_silent(), "too many half-open connections")
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         half_open = _HalfOpen(sock, address[0], acceptor(self._key, self._worker))

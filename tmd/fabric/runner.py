@@ -87,6 +87,9 @@ class Runner:
         """Queue ``call``; ``results`` is the value of the future."""
         self.callbacks.rest()
         self.fabric.passes.saw(call.kind, objects=call.objects)
+        if not self.fabric.calls.of_step():
+            # Another rank may count it to another step: none could say which of them lacks it.
+            self.log.note_unrepeatable()
         work = Work(results, self.fabric.blocked, self.callbacks)
         self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tmd.core.worker.broken_step import Progress, Rerun
+from tmd.fabric import device
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.kept_calls import CollectiveCall, KeptCall, MemoryPool, keep, keep_parts
 
@@ -91,7 +92,8 @@ class StepLog:
         return call.body if kept is None else kept.body(begun_before=begun_before)
 
     def _keep(self, call: CollectiveCall, inputs: Sequence[Tensor]) -> KeptCall | None:
-        if call.objects or any(t.device.type != "cpu" for t in inputs):
+        # Asked of the call's own tensors: `inputs` may be copies in host memory.
+        if call.objects or any(map(device.current().holds, (*call.inputs, *call.outputs))):
             self._unrepeatable = True
         if self._unrepeatable:
             return None

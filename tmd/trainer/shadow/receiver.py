@@ -39,6 +39,7 @@ from tmd.trainer.state.units import digest_of_inputs
 from tmd.trainer.state_transfer.transfer import CONNECT_TIMEOUT_S
 
 ENDING_S = 2.0
+CALLS_ALL = "a shadow must call all that its rank calls, whether or not its step counts"
 LOOK_S = 0.005
 """Interval at which a link is checked that may receive nothing more."""
 
@@ -225,7 +226,8 @@ class ShadowReceiver:
         here, there = _shown(outputs), _shown(values)
         if (theirs, there) != (op, here):
             raise self._differs(
-                f"the script calls different collectives: {op} {here} here, {theirs} {there} there"
+                f"the script calls different collectives: {op} {here} here, {theirs} {there} there "
+                f"({CALLS_ALL})"
             )
         given = frame.given if isinstance(frame, Output) else ""
         if given and given != digest_of_inputs(op, inputs):

@@ -136,6 +136,7 @@ class Continuation:
         """A step begins, in which an optimizer runs if it ``trains``. Otherwise it is a function of
         ``session.repeatable``, which is always repeated after a loss: a standby that has run it as
         a shadow has written and printed nothing."""
+        self._fabric.calls.stepping = threading.current_thread()
         self._fabric.step.begin(keeps=trains and self._keeps)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 from tmd import fabric, joining
@@ -75,6 +76,7 @@ def join() -> Session:
     agent = Agent(Path(socket), coordinator.current, coordinator.obey, _exit_beacon())
     welcome = agent.introduce()
     endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
+    endpoint.calls.stepping = threading.current_thread()
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
     carry(endpoint)
     coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
