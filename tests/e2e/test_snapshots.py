@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import PACE, Golden, Run, running
+from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tests.e2e.spread import built, drained, spread, undisturbed
 from tmd.core.values.model import JobState, MigrationPlan, Phase, PlanKind
+from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
+from tmd.testing.clients import until
 from tmd.trainer.state.divided import NOT_SHADOWED
 
+BREAKING = str(ROOT / "tests" / "e2e" / "scripts" / "breaking_script.py")
 SHARDED = ("--steps", "60", "--sharded")
 TORN, DEADLY = "broadcast-2", "broadcast-3"
 """Some parameters were broadcast to all ranks, others were not."""
@@ -170,3 +173,28 @@ async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
         back = rolled_back(run, lost)
         assert lost.rollback is not None
         assert back + lost.rollback.repeats == 28
+
+
+async def test_no_job_returns_to_before_a_break(tmp_path: Path, redis: EmbeddedRedis) -> None:
+    """A rank dies while all are behind a loop that they have left. The others would train the state
+    of an earlier step on batches of the next loop."""
+    gates = [f"rank-{rank}" for rank in range(3)]
+    faults = [f"{gate} forward@{rank}:20=wait" for rank, gate in enumerate(gates)]
+    async with running(
+        tmp_path, redis.url, faults=faults, script=BREAKING, arguments=("--sharded",)
+    ) as run:
+        for gate in gates:
+            await run.reached(gate)
+        await run.cluster.until(
+            lambda v: [w.step for w in workers(v) if w.rank is not None] == [20] * 3,
+            "the hosts have reported",
+        )
+        await run.kill(1)
+        await until(lambda: all('"Hold"' in run.cluster.log(h) for h in ("h1", "h3")))
+        for gate in gates:
+            run.let_go(gate)
+        view = await run.cluster.until(
+            lambda v: bool(v.jobs) and v.jobs[0].state is JobState.FAILED, "the job has failed"
+        )
+
+        assert "or a complete snapshot" in view.jobs[0].detail

@@ -13,6 +13,7 @@ from tmd.trainer import Session
 from tmd.trainer.protocol.step_vote import VoteKind
 from tmd.trainer.session.hooks import Interrupted, VoteOutcome
 from tmd.trainer.session.standalone import StandaloneHooks
+from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 
 
@@ -44,6 +45,8 @@ class Voting(StandaloneHooks):
         """Votes, counted from 0, in which a rank is lost."""
         self.votes = 0
         self.calls = 0
+        self.left: list[int] = []
+        """The calls whose loop the script has left by ``break``."""
         self.health: Health = Health()
 
     def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
@@ -52,6 +55,9 @@ class Voting(StandaloneHooks):
         if self.votes - 1 in self.lost or self.health.broken:
             raise Interrupted
         return super().vote(local, kind)
+
+    def left_loop(self, feed: Feed) -> None:
+        self.left.append(feed.call)
 
     def applying(self, optimizer: Optimizer) -> None:
         self.seen.append("apply")

@@ -291,6 +291,20 @@ def test_after_a_loop_that_was_left_before_a_step_it_belongs_to_no_batch(script:
     assert script.session.position == Position(1)
 
 
+@pytest.mark.parametrize("after", [True, False])
+def test_the_worker_knows_that_a_loop_was_left(after: bool, script: Evaluated) -> None:
+    """What follows cannot be repeated: no rank may return to a state from before it."""
+    for _ in range(2):
+        before = [*script.hooks.left]
+        for batch in script.session.batches([2.0, 3.0]):
+            if not after and script.session.position.index == 1:
+                break
+            script.step(batch)
+            if after:
+                break
+    assert (before, script.hooks.left) == ([0], [0, 1])
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_loop_that_is_left_right_after_one_is_warned_of(
     evaluates: bool, script: Evaluated, caplog: pytest.LogCaptureFixture

@@ -867,3 +867,25 @@ def test_a_loss_recorded_before_the_optimizer_is_read_before_it_runs(
 
     assert step.counts
     assert after - before[0] == waits
+
+
+def test_an_optimizer_that_calls_its_base_sends_its_gradients_once() -> None:
+    """Its base has hooks of its own, since the script uses one of that, too. A standby would apply
+    the same gradients twice."""
+
+    class Own(SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    hooks = Voting()
+    session = Session(hooks)
+    model = nn.Linear(1, 1)
+    optimizers = [Own(model.parameters(), lr=0.1), SGD([nn.Parameter(torch.zeros(1))], lr=0.1)]
+    session.register(model=model, optimizer=optimizers)
+    for batch in session.batches([torch.ones(1)]):
+        with session.step():
+            model(batch).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert hooks.seen.count("apply") == 2

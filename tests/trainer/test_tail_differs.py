@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.trainer.scripts import Averaged, Scheduled, Script, normed
 from tests.trainer.tailing import Pair, pair
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.trainer.shadow.receiver import Differs, ShadowLost
-from tmd.trainer.state.units import UNITS
+from tmd.trainer.shadow.receiver import CopyInstead, Differs, ShadowLost
+from tmd.trainer.state.units import UNITS, whole_digest
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -133,6 +133,37 @@ def test_a_shadow_without_its_source_keeps_a_verified_state() -> None:
         p.assert_equal()
 
 
+def test_a_digest_that_waits_refutes_the_state_of_a_lost_rank() -> None:
+    """The rank is killed in the step after a bit has flipped here. It would have been found at the
+    next boundary; where this is the only copy, nothing else would find it."""
+    with pair(lambda seed: Script(seed, build=normed)) as p:
+        p.meet()
+        p.together(3)
+        joiner, source = p.joiner, p.source
+        assert source.mirror is not None
+        known = joiner.following.refutation()
+        joiner.may_go_on.clear()
+        source.begin()
+        at = source.step + 1
+        joiner.until(lambda: joiner.at == at)
+        flip_moment(joiner.script)
+        source.commit()
+        source.begin()
+        joiner.until(lambda: at in [step for step, _ in joiner.shadow.checks()])
+        had = joiner.following.has_state
+        own = whole_digest(joiner.units, at)
+        joiner.following._digests.ours(at, own)
+        why = joiner.following.refutation()
+        has = joiner.following.has_state
+        source.mirror.drop("gone")
+        joiner.may_go_on.set()
+        joiner.until(lambda: joiner.error is not None)
+
+        assert known == ""
+        assert f"start of step {at}" in why
+        assert (had, has) == (True, False)
+
+
 def test_an_unverified_jump_leaves_no_state() -> None:
     """The tail may be wrong: no digest was compared."""
     with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
@@ -147,3 +178,24 @@ def test_an_unverified_jump_leaves_no_state() -> None:
 
         assert joiner.following.step == source.step + 1
         assert not joiner.following.has_state
+
+
+def test_a_wrong_tail_is_not_blamed_on_the_hardware() -> None:
+    """It led over a step after which the script had changed weights. What this worker then computes
+    proves nothing about its machine: it gets the state, or another rehearsal."""
+    with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
+        p.meet()
+        source, joiner = p.source, p.joiner
+        p.together(48 - source.step)
+        p.fall_behind(3, shut=True)
+        joiner.until(lambda: joiner.at == source.step + 1)
+        assert source.mirror is not None
+        source.mirror.output("0", "allreduce", [torch.ones(3)])
+        mine = torch.zeros(4)
+        with pytest.raises(LinkError):
+            joiner.shadow.outputs("allreduce", "0", [mine], [mine])
+        source.begin()
+        joiner.until(lambda: joiner.error is not None)
+
+        assert isinstance(joiner.error, CopyInstead)
+        assert "the tail was wrong" in str(joiner.error)

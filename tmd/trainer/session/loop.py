@@ -211,6 +211,8 @@ class BatchLoop:
         if self._cycle.spoilt:
             return
         self.settle()
+        if not self._hooks.idle:
+            self._hooks.left_loop(feed)
         if feed.drawn:
             feed.rewind()  # no step was made of what it got last
             feed.broken_off = True  # unless an error ends the script

@@ -52,9 +52,9 @@ class OptimizerHooks:
         self._vote, self._applying, self._calls, self._stage = vote, applying, calls, stage
         self._ran_at: int | None = None
         """Number of calls when the latest optimizer of this step ended; ``None`` before that."""
-        self._began_at: list[int] = []
-        """Number of calls when each optimizer that runs now began, after the vote. The ``step`` of
-        a class may call that of its base, which has hooks, too."""
+        self._began: list[tuple[torch.optim.Optimizer, int]] = []
+        """Each optimizer that runs now, and the number of calls when it began, after the vote. The
+        ``step`` of a class may call that of its base, which has hooks, too."""
         self._applied: list[Queued] = []
         """What the optimizers of this step have queued on a device."""
         self._spread: list[torch.optim.Optimizer] = []
@@ -92,7 +92,7 @@ class OptimizerHooks:
         self._ran_at = None
         self._applied.clear()
         self._running.clear()
-        self._began_at.clear()
+        self._began.clear()
 
     def check_complete(self) -> None:
         """Raises RuntimeError: an optimizer has begun in this step, and failed."""
@@ -151,9 +151,10 @@ class OptimizerHooks:
             for each in self._spread:
                 _reduce_gradients(each)
         self._vote()
-        self._applying(optimizer)
+        if not any(optimizer is each for each, _ in self._began):
+            self._applying(optimizer)
         self._running[name] += not later
-        self._began_at.append(self._calls())
+        self._began.append((optimizer, self._calls()))
         return changed
 
     def _scaled(self) -> None:
@@ -164,7 +165,7 @@ class OptimizerHooks:
     @untraced
     def _ended(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         name = type(optimizer).__name__
-        if self._began_at.pop() != self._calls() and self._stage() is Stage.VOTED:
+        if self._began.pop()[1] != self._calls() and self._stage() is Stage.VOTED:
             raise RuntimeError(
                 f"{name}.step() calls collectives. They are allowed only before the optimizer: a "
                 "rank that is lost in them would corrupt the weights of the others, which have "

@@ -158,6 +158,9 @@ class StandaloneHooks:
         self.advance(local)
         return True
 
+    def left_loop(self, feed: Feed) -> None:
+        """No rank rolls back."""
+
     def advance(self, local: LocalState) -> None:
         # Count as in a managed job, for the same random numbers.
         self._status = structs.replace(self._status, step=self._status.step + 1)

@@ -27,6 +27,10 @@ class DigestComparison:
         self._theirs[step] = parts
         return self._differing(step)
 
+    def awaits(self, step: int) -> bool:
+        """Whether the source's digest of ``step`` is still to be compared with the shadow's."""
+        return step in self._ours
+
     def refute(self) -> None:
         """Note that the states differ."""
         self.verified = None

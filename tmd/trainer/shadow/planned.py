@@ -20,7 +20,8 @@ from tmd.trainer.protocol.frames import (
 )
 from tmd.trainer.shadow.comparison import DigestComparison
 from tmd.trainer.shadow.receiver import Arrival, CopyInstead
-from tmd.trainer.shadow.session import ShadowPlace, ShadowSession, ShadowStage
+from tmd.trainer.shadow.session import ShadowSession
+from tmd.trainer.shadow.stage import ShadowPlace, ShadowStage
 from tmd.trainer.state.data import Feed
 
 log = logging.getLogger("tmd.trainer")
@@ -28,6 +29,8 @@ log = logging.getLogger("tmd.trainer")
 
 class PlannedSession(ShadowSession):
     """Used by the main thread only, except the inherited ``give_way`` (any thread)."""
+
+    _misled = CopyInstead
 
     _first_tail: int | None = None
     """The first step whose tail was applied to the whole state."""

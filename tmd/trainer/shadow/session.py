@@ -11,12 +11,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from enum import IntEnum, auto
 
 from torch import Tensor
 
 from tmd.core.planning.directives import Directive, HoldState, Prepare, ShadowRank
-from tmd.core.values.errors import LinkError
+from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import ShadowStatus
 from tmd.fabric import Fabric
@@ -36,6 +35,7 @@ from tmd.trainer.shadow.comparison import DigestComparison
 from tmd.trainer.shadow.copied_state import CopiedState
 from tmd.trainer.shadow.lag import Lag
 from tmd.trainer.shadow.receiver import Arrival, Differs, Overdue, ShadowReceiver
+from tmd.trainer.shadow.stage import ShadowPlace, ShadowStage
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
 from tmd.trainer.state_transfer.obstacle import NextLoop
@@ -49,26 +49,11 @@ state, or if there is none (TCP retransmits after 0.2 s)."""
 log = logging.getLogger("tmd.trainer")
 
 
-class ShadowStage(IntEnum):
-    """Progress of the attempt; it never goes back."""
-
-    ASKED = auto()  # the source was not yet asked to begin
-    JUMPING = auto()  # the state arrives, and tails may skip whole steps
-    OWN_STEPS = auto()  # this worker computes every step
-    SETTLED = auto()  # in step: few digests from here on
-    WON = auto()  # the vote has given this worker the rank
-
-
-class ShadowPlace(IntEnum):
-    """This worker's position in the source's steps."""
-
-    WAITING = auto()  # at a boundary, or nowhere yet
-    BETWEEN = auto()  # a tail was applied; the next boundary was not announced yet
-    READY = auto()  # the current step can be computed
-
-
 class ShadowSession:
     """Main thread or :class:`Continuation`, except :meth:`give_way`."""
+
+    _misled: type[LinkError] = Overdue
+    """The error if a tail has led to another state, from which this worker has computed a step."""
 
     def __init__(
         self,
@@ -196,9 +181,11 @@ class ShadowSession:
         Raises:
             LinkError: the source has ended the shadow, or is gone.
             Differs: this worker computes other bits.
+            Overdue: a tail led to another state.
         """
-        if self.shadow.mismatch:
-            raise Differs(self.directive.plays, self.shadow.mismatch)
+        if how := self.shadow.mismatch:
+            self._check_tail(how)
+            raise Differs(self.directive.plays, how)
         if self.spoilt:
             raise self.shadow.lost
         if self._call > feed.call:
@@ -234,6 +221,15 @@ class ShadowSession:
         """
         for step, parts in self.shadow.checks():
             self._check(self._digests.theirs(step, parts), step)
+
+    def refutation(self) -> str:
+        """The rank is lost: compare the digests that it has sent at last. Returns why its state is
+        not here; empty if nothing is known against it."""
+        try:
+            self.check_again()
+        except (LinkError, StateMismatch) as error:
+            return str(error)
+        return ""
 
     def voted(self, agreed: int, *, trained: bool) -> None:
         """A step of its own is committed, with the ticket of a switch, or 0 for none.
@@ -356,6 +352,21 @@ class ShadowSession:
         self._copied.follow(tail, tensors)
 
     # --- digests ----------------------------------------------------------------------------------
+
+    def _check_tail(self, how: str) -> None:
+        """This worker's own step differs from that of the rank in ``how``: find out whether it
+        began in the state of the rank, if it can be found out.
+
+        Raises:
+            LinkError: it did not, so that a tail is to blame; or the source is gone.
+        """
+        while not self._proved and self._digests.awaits(self._since):
+            frame = self.shadow.next_state().frame
+            if not isinstance(frame, DigestCheck):
+                continue
+            if differing := self._digests.theirs(frame.step, frame.parts):
+                where = f"{' and '.join(differing)} differ at the start of step {frame.step}"
+                raise self._misled(f"the tail was wrong: {where}; then {how}")
 
     def _check(self, differing: list[str], step: int) -> None:
         """Handle the parts of the state that differ at the start of ``step``, if any."""

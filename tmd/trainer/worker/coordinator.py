@@ -110,9 +110,8 @@ class Coordinator:
     ) -> None:
         """The script has registered its state, which can move from now on."""
         if self._known is None:
-            several = self._warmup.several
             context = RankContext.of(
-                self._fabric, self._limits, registry, wrapped, local, several=several
+                self._fabric, self._limits, registry, wrapped, local, several=self._warmup.several
             )
             self._known = assemble(
                 self._reporter,
@@ -269,16 +268,17 @@ class Coordinator:
         try:
             agree(self._fabric, self.status.step, 0, VoteKind.CLOSING)
         except LinkError:
-            if self._following is not None:
-                return False
-            if not self._wait_for_outcome():
+            if self._following is not None or not self._wait_for_outcome():
                 return self.finishing
-        self._parts.sources.close_feed()
         feed.close()
-        self._parts.snapshots.call_over(feed.call + 1)
+        self.left_loop(feed)
         local.carry_over(self.status.step)
         self.advance(local)
         return True
+
+    def left_loop(self, feed: Feed) -> None:
+        """The script has left its loop over ``feed``."""
+        self._parts.left_loop(feed)
 
     @property
     def _parts(self) -> WorkerParts:

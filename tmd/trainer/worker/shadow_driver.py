@@ -354,6 +354,8 @@ class ShadowDriver:
         log.info("rank %d: the shadow has ended: %s", following.directive.plays, error)
         following.shadow.close()
         self._fit.rest()
+        if following.keeps_shadowing and (why := following.refutation()):
+            log.error("rank %d: its state is not here: %s", following.directive.plays, why)
         if not (following.has_state and following.keeps_shadowing):
             return ShadowEnd(AfterShadow.STAND_BY)
         self.report_standing_by(following, undecided=False)

@@ -11,6 +11,7 @@ from tmd.core.values.model import Activity
 from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
+from tmd.trainer.state.data import Feed
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Obstacle
@@ -65,6 +66,13 @@ class WorkerParts(NamedTuple):
             case Activity.LEFT:
                 self.leaving.wait()
         return None
+
+    def left_loop(self, feed: Feed) -> None:
+        """The script has left its loop over ``feed``, on all ranks. It may change parameters before
+        the next step, and do what cannot be repeated: no rank rolls back past here."""
+        self.sources.close_feed()
+        self.context.state.early.forget()
+        self.snapshots.call_over(feed.call + 1)
 
     def close(self) -> None:
         """Stop all threads, since none may be inside torch when the process ends."""
