@@ -98,13 +98,26 @@ class Job:
         nn.init.zeros_(self.model.weight)
         self.optimizer = SGD(self.model.parameters(), lr=1.0)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
-        self.session.register(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+        self.session.register(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            **self.registered(),
+        )
         self.seen: list[tuple[int, StepResult | None, list[float], float]] = []
         """Rank, result, batch and a random number of each pass."""
+
+    def registered(self) -> dict[str, Any]:
+        """What else is registered."""
+        return {}
+
+    def behind(self) -> None:
+        """Runs behind the block of each step."""
 
     def run(self, loader: Any, steps: int) -> None:
         for (batch,) in self.session.batches(loader):
             rank, drawn = self.session.rank, float(torch.rand(()))
+            self.at = self.session.step_number
             with self.session.step() as step:
                 self.optimizer.zero_grad()
                 loss = self.model(batch[:, None]).sum()
@@ -112,6 +125,7 @@ class Job:
                 loss.backward()
                 self.optimizer.step()
             self.scheduler.step()
+            self.behind()
             self.seen.append((rank, step.result, batch.tolist(), drawn))
             if step.counts and self.session.step_number == steps:
                 break
@@ -172,6 +186,53 @@ def test_behind_the_loop_a_script_sees_its_lowest_rank() -> None:
 
     assert job.seen
     assert job.session.rank == 0
+
+
+def test_behind_a_loop_that_it_breaks_off_a_script_sees_its_lowest_rank() -> None:
+    """At the top of the body the first pass has begun, which is that of another rank."""
+    job = Job(Adopting(0))
+    for (batch,) in job.session.batches(loader()):
+        if job.session.position.index == 1:
+            seen = job.session.rank
+            break
+        with job.session.step():
+            job.model(batch[:, None]).sum().backward()
+            job.optimizer.step()
+
+    assert (seen, job.session.rank) == (2, 0)
+
+
+class Averaging(Job):
+    """Updates an average behind the block, from a step on."""
+
+    def __init__(self, hooks: Voting, since: int) -> None:
+        super().__init__(hooks)
+        self._since = since
+
+    def registered(self) -> dict[str, Any]:
+        self.average = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.average.weight)
+        return {"ema": self.average}
+
+    def behind(self) -> None:
+        if self.at >= self._since:
+            with torch.no_grad():
+                self.average.weight.mul_(0.5)
+
+
+@pytest.mark.parametrize("since", [0, 2])
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_pass_moves_no_average(since: int, lost: bool) -> None:
+    """Whether or not it is known that it moves: it may begin to in this step, or a loss may have
+    broken the only step before."""
+    hooks = Adopting(0, 3)
+    hooks.lost = {0} if lost else set()
+    job, same = Averaging(hooks, since), Averaging(Adopting(), since)
+    job.run(loader(), 4)
+    same.run(loader(), 4)
+
+    assert torch.equal(job.average.weight, same.average.weight)
+    assert float(same.average.weight.detach()) < 1
 
 
 @pytest.mark.parametrize("where", ["first pass", "vote"])

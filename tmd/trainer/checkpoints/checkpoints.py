@@ -41,7 +41,8 @@ ALL = sys.maxsize
 WRITING_S = 60.0
 """Longest time that an ending process waits for its own part of the current checkpoint."""
 LAST_S = 1800.0
-"""Longest time that the end of a loop waits for this rank's part of its checkpoint."""
+"""Longest time that the end of a loop waits for this rank's part of its checkpoint, and rank 0 for
+the parts of the one before that others write."""
 ENDING_S = 5.0
 """Longest time that it then waits for the parts of others."""
 
@@ -134,6 +135,7 @@ class Checkpoints:
             return
         # To stage the last checkpoint ends the wait of the one before for parts of other ranks.
         self._await(WritingStage.ENDED, self._ending_s, broken)
+        self._await(WritingStage.WAITS, LAST_S, broken)  # another rank may have begun since
         self._at = step, rank
         self._stage(step, position, rank, seed)
         self.settle()
@@ -238,7 +240,8 @@ class Checkpoints:
                 if self._join(step):
                     continue
             # Rank 0 would remove the folder in which the others write.
-            writing = archive.being_written(folder, step, missing) and time.monotonic() < deadline
+            patient = missing and time.monotonic() < deadline
+            writing = patient and archive.being_written(folder, step, missing)
             attempt.progress = WritingStage.OTHERS_WRITE if writing else WritingStage.WAITS
             if attempt.over.wait(LOOK_S) and not archive.is_complete(folder, step):
                 self._waited_in_vain(staged)

@@ -85,8 +85,8 @@ def is_locked(file: Path) -> bool:
 
 @contextmanager
 def marked(file: Path) -> Iterator[None]:
-    """Let :func:`is_locked` be true of a new file in this context, for as long as this process
-    lives."""
+    """Let :func:`is_locked` be true of ``file`` in this context, for as long as this process lives.
+    The file is made for it, and removed at the end."""
     with file.open("a+b") as stream:
         with suppress(OSError):  # there are no locks
             # Shared with a former worker of the rank, which may still write. It waits while

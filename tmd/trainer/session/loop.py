@@ -163,6 +163,8 @@ class BatchLoop:
                 f"{before.due}() was not called after the loop, but the other ranks run it there: "
                 "call it whether or not session.skipped"
             )
+        if before is not None and not (before.over or self._hooks.idle):
+            self._hooks.left_loop(before)  # the script has kept that loop alive
         self.calls += 1
         self._latest, self.repeatables.begun = feed, True
         if self.saving is not None and self.saving.skips(feed.call):
@@ -208,6 +210,9 @@ class BatchLoop:
 
     def _broken_off(self, feed: Feed) -> None:
         """The script has left the loop by ``break``, on all ranks after the same step."""
+        if self._latest is not feed:
+            return  # it has kept the loop alive, and entered the next one meanwhile
+        self._hooks.adoption.leave_step()
         if self._cycle.spoilt:
             return
         self.settle()

@@ -137,7 +137,7 @@ class StepCycle:
         assert self._pass is not None
         assert self._local is not None
         self._losses[self._pass] = self._read_loss()
-        self._local.set_aside()
+        self._local.set_aside(loose=True)
         self._pass, self.outcome = None, VoteOutcome.SHADOW
         self.close()
 

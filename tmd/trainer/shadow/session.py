@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from tmd.core.planning.directives import Directive, HoldState, Prepare, ShadowRank
-from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.core.values.errors import LinkError, TmdError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import ShadowStatus
 from tmd.fabric import Fabric
@@ -88,6 +88,7 @@ class ShadowSession:
         self._stage = ShadowStage.ASKED
         self._place = ShadowPlace.WAITING
         self._digests = DigestComparison()
+        self._refuted: TmdError | None = None
         self.lag = Lag(limits.lag)
         self._started = time.monotonic()
         self._positioned_at = 0.0
@@ -222,14 +223,14 @@ class ShadowSession:
         for step, parts in self.shadow.checks():
             self._check(self._digests.theirs(step, parts), step)
 
-    def refutation(self) -> str:
+    def refutation(self) -> TmdError | None:
         """The rank is lost: compare the digests that it has sent at last. Returns why its state is
-        not here; empty if nothing is known against it."""
+        not here; ``None`` if nothing is known against it."""
         try:
             self.check_again()
-        except (LinkError, StateMismatch) as error:
-            return str(error)
-        return ""
+        except TmdError as error:
+            self._refuted = error
+        return self._refuted
 
     def voted(self, agreed: int, *, trained: bool) -> None:
         """A step of its own is committed, with the ticket of a switch, or 0 for none.
@@ -360,13 +361,17 @@ class ShadowSession:
         Raises:
             LinkError: it did not, so that a tail is to blame; or the source is gone.
         """
-        while not self._proved and self._digests.awaits(self._since):
-            frame = self.shadow.next_state().frame
-            if not isinstance(frame, DigestCheck):
-                continue
-            if differing := self._digests.theirs(frame.step, frame.parts):
-                where = f"{' and '.join(differing)} differ at the start of step {frame.step}"
-                raise self._misled(f"the tail was wrong: {where}; then {how}")
+        # None is taken in an evaluation, nor in a step that is shorter than the digest takes.
+        while not self._proved and self._digests.awaits(self._since) and not self._due:
+            match self.shadow.next_state().frame:
+                case DigestCheck(step=step, parts=parts) if step == self._since:
+                    if differing := self._digests.theirs(step, parts):
+                        where = f"{' and '.join(differing)} differ at the start of step {step}"
+                        raise self._misled(f"the tail was wrong: {where}; then {how}")
+                case DigestCheck(step=step) | Boundary(step=step) if step > self._since + 1:
+                    return
+                case _:
+                    pass
 
     def _check(self, differing: list[str], step: int) -> None:
         """Handle the parts of the state that differ at the start of ``step``, if any."""

@@ -229,7 +229,11 @@ class Snapshots:
             link.close()
         if isinstance(copy, Rebuild):
             return copy
-        self._store.put(copy)
+        if not self._store.put(copy):
+            raise StateMismatch(
+                f"the copy of step {directive.resume} is of a loop over session.batches() that "
+                "this worker has left"
+            )
         return None
 
     def cancel_unless(self, directive: Directive) -> None:

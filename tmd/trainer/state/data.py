@@ -176,6 +176,11 @@ class Feed:
         """Whether all ranks have ended this call."""
         return self._closed
 
+    @property
+    def over(self) -> bool:
+        """Whether this worker has left the call, as far as known."""
+        return self._closed or self.left or self.broken_off
+
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
         self._closed, self._exhausted = True, False

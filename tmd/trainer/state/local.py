@@ -251,10 +251,10 @@ class LocalState:
         """The step is committed, or belongs to a shadow: its parameters may take new values."""
         self.start.drop()
 
-    def set_aside(self) -> None:
+    def set_aside(self, *, loose: bool = False) -> None:
         """A step in which an optimizer should have run ends without one: save what code after its
-        block may change."""
-        torn = self._moved.set_aside()
+        block may change. ``loose``: see :meth:`MovedParameters.set_aside`."""
+        torn = self._moved.set_aside(loose=loose)
         self.torn = self.torn or torn
         self.start.keep(self._moved.copies)
 

@@ -82,7 +82,7 @@ class MovedParameters:
         """Numbers of those that code behind the block of a step has moved: loose ones in any step,
         others in the first steps."""
         self._steps = 0
-        """Steps with a vote before their optimizer."""
+        """Committed steps of an optimizer, once the code behind them has run, too."""
         self._kept: list[ParameterMark] = []
         self._voted: list[ParameterMark] | None = None
         self._closed: list[ParameterMark] | None = None
@@ -121,6 +121,7 @@ class MovedParameters:
         if trains:
             self._early.begin()
         if self._voted is not None:
+            self._steps += 1
             self._after_vote |= self._loose_of(_moved(self._voted, marks))
         if self._closed is not None:
             self._after_vote |= self._with_neighbours(_moved(self._closed, marks))
@@ -142,7 +143,6 @@ class MovedParameters:
         if updates:
             self._early.check()
             self._voted = marks
-            self._steps += 1
         self._learn(moved)
         return not moved <= self._copies.keys()
 
@@ -164,14 +164,21 @@ class MovedParameters:
         """The block of a step in which an optimizer runs has ended; code behind it follows."""
         self._closed = self._marks() if self._steps <= SAMPLED_STEPS else None
 
-    def set_aside(self) -> bool:
+    def set_aside(self, *, loose: bool = False) -> bool:
         """The step ends without an update: copy what the code after its block may change. Returns
-        whether a parameter has changed in the step of which no copy was kept."""
+        whether a parameter has changed in the step of which no copy was kept.
+
+        ``loose``: copy all that no optimizer owns: other workers make the same change once.
+        """
         moved = _moved(self._kept, self._marks()) - self._copies.keys()
         if moved:
             self._lost = self._all[min(moved)].name
         for number in self._after_vote - self._copies.keys() - moved:
             self._copies[number] = _host_copy(local_part(self._all[number].param))
+        if loose:
+            self._copies = {**self._to_host(owned=False), **self._copies}
+            for number in moved:
+                self._copies.pop(number, None)
         self._voted = None
         return bool(moved)
 

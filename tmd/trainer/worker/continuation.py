@@ -237,7 +237,7 @@ class Continuation:
     def _as_follower(self, following: ShadowSession) -> Sync | None:
         """Become the rank in its unfinished step; ``None`` if that is not what the plan wants."""
         self._fabric.step.at_rest(REST_S)  # a mismatch is known only once no operation runs
-        if not can_stand_in(following) or following.refutation():
+        if not can_stand_in(following) or following.refutation() is not None:
             return None
         if self._reporter.status.activity is not Activity.STANDBY:
             self._driver.report_standing_by(following, undecided=False)

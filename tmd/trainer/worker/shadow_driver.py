@@ -354,8 +354,9 @@ class ShadowDriver:
         log.info("rank %d: the shadow has ended: %s", following.directive.plays, error)
         following.shadow.close()
         self._fit.rest()
-        if following.keeps_shadowing and (why := following.refutation()):
-            log.error("rank %d: its state is not here: %s", following.directive.plays, why)
+        refuted = following.refutation() if following.keeps_shadowing else None
+        if isinstance(refuted, StateMismatch):
+            return self._unfit(following, refuted)
         if not (following.has_state and following.keeps_shadowing):
             return ShadowEnd(AfterShadow.STAND_BY)
         self.report_standing_by(following, undecided=False)

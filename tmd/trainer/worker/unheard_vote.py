@@ -38,7 +38,7 @@ def wait_for_outcome(driver: ShadowDriver, agent: Agent, reporter: StatusReporte
     following = driver.following
     if following is None or not isinstance(following.directive, ShadowRank):
         return False
-    if following.shadow.mismatch:
+    if following.shadow.mismatch or following.refutation() is not None:
         return False
     driver.report_standing_by(following, undecided=True)
     directive = agent.wait_a_while(lambda d: d != following.directive, NEWS_S)

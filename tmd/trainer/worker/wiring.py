@@ -68,10 +68,10 @@ class WorkerParts(NamedTuple):
         return None
 
     def left_loop(self, feed: Feed) -> None:
-        """The script has left its loop over ``feed``, on all ranks. It may change parameters before
-        the next step, and do what cannot be repeated: no rank rolls back past here."""
+        """The script has left its loop over ``feed``. It may change parameters before the next
+        step, and do what cannot be repeated: this worker does not roll back to before."""
         self.sources.close_feed()
-        self.context.state.early.forget()
+        self.migration.begun(trains=False)
         self.snapshots.call_over(feed.call + 1)
 
     def close(self) -> None:
