@@ -445,3 +445,19 @@ def test_a_function_that_this_worker_does_not_know_is_named(script: Evaluated) -
     script.session._cycle.feed.seek(Position(0, 1, due="sample"))
     with pytest.raises(RuntimeError, match="the other ranks run 'sample' now"):
         next(batches)
+
+
+def test_a_loop_that_the_script_keeps_alive_is_left_when_the_next_one_begins(
+    script: Evaluated,
+) -> None:
+    """Its late end does not concern the next one."""
+    kept = script.session.batches([2.0, 3.0])
+    script.step(next(kept))
+    script.evaluate()
+    for batch in script.session.batches([2.0]):
+        left, position = [*script.hooks.left], script.session.position
+        del kept
+        script.step(batch)
+
+    assert (left, position) == ([0], Position(1, 0))
+    assert script.hooks.left == [0]

@@ -41,8 +41,8 @@ ALL = sys.maxsize
 WRITING_S = 60.0
 """Longest time that an ending process waits for its own part of the current checkpoint."""
 LAST_S = 1800.0
-"""Longest time that the end of a loop waits for this rank's part of its checkpoint, and rank 0 for
-the parts of the one before that others write."""
+"""Longest time that the end of a loop waits for this rank's part of its checkpoint. On rank 0, also
+the longest wait for parts of the checkpoint before that other ranks are writing."""
 ENDING_S = 5.0
 """Longest time that it then waits for the parts of others."""
 

@@ -77,7 +77,8 @@ class BatchLoop:
             try:
                 yield from self._given(drawn, several=accumulate > 1)
             except GeneratorExit:
-                self._broken_off(feed)
+                if self._latest is feed:  # else the script has kept it alive into the next loop
+                    self._broken_off(feed)
                 raise
 
     def _drawn(self, feed: Feed, count: int, *, partial: bool) -> dict[int, list[Any]]:
@@ -163,8 +164,8 @@ class BatchLoop:
                 f"{before.due}() was not called after the loop, but the other ranks run it there: "
                 "call it whether or not session.skipped"
             )
-        if before is not None and not (before.over or self._hooks.idle):
-            self._hooks.left_loop(before)  # the script has kept that loop alive
+        if before is not None and not before.over:
+            self._broken_off(before)  # by `break`, and the script has kept the loop alive
         self.calls += 1
         self._latest, self.repeatables.begun = feed, True
         if self.saving is not None and self.saving.skips(feed.call):
@@ -210,8 +211,6 @@ class BatchLoop:
 
     def _broken_off(self, feed: Feed) -> None:
         """The script has left the loop by ``break``, on all ranks after the same step."""
-        if self._latest is not feed:
-            return  # it has kept the loop alive, and entered the next one meanwhile
         self._hooks.adoption.leave_step()
         if self._cycle.spoilt:
             return

@@ -232,7 +232,7 @@ class Snapshots:
         if not self._store.put(copy):
             raise StateMismatch(
                 f"the copy of step {directive.resume} is of a loop over session.batches() that "
-                "this worker has left"
+                "this worker has left, so that it cannot take the rank"
             )
         return None
 

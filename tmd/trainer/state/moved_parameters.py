@@ -11,7 +11,7 @@ steps, one of some elements differs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,8 @@ ELEMENTS = 8
 FIRST_BYTES, FIRST_SHARE = 1 << 30, 3
 """Host memory for copies in the first step, in which nothing has been seen yet: this many bytes,
 and this many times those of the parameters that an optimizer owns."""
+AVERAGES_SHARE = 2
+"""An average in single precision has twice the bytes of a model in half precision."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -82,7 +84,7 @@ class MovedParameters:
         """Numbers of those that code behind the block of a step has moved: loose ones in any step,
         others in the first steps."""
         self._steps = 0
-        """Committed steps of an optimizer, once the code behind them has run, too."""
+        """Steps with a vote before their optimizer, but for those that end without it."""
         self._kept: list[ParameterMark] = []
         self._voted: list[ParameterMark] | None = None
         self._closed: list[ParameterMark] | None = None
@@ -121,7 +123,6 @@ class MovedParameters:
         if trains:
             self._early.begin()
         if self._voted is not None:
-            self._steps += 1
             self._after_vote |= self._loose_of(_moved(self._voted, marks))
         if self._closed is not None:
             self._after_vote |= self._with_neighbours(_moved(self._closed, marks))
@@ -143,6 +144,7 @@ class MovedParameters:
         if updates:
             self._early.check()
             self._voted = marks
+            self._steps += 1
         self._learn(moved)
         return not moved <= self._copies.keys()
 
@@ -168,7 +170,8 @@ class MovedParameters:
         """The step ends without an update: copy what the code after its block may change. Returns
         whether a parameter has changed in the step of which no copy was kept.
 
-        ``loose``: copy all that no optimizer owns: other workers make the same change once.
+        ``loose``: it is one of several passes. Code behind its block must leave no trace even if it
+        begins to move an average only now, since elsewhere it runs once in a step.
         """
         moved = _moved(self._kept, self._marks()) - self._copies.keys()
         if moved:
@@ -176,9 +179,9 @@ class MovedParameters:
         for number in self._after_vote - self._copies.keys() - moved:
             self._copies[number] = _host_copy(local_part(self._all[number].param))
         if loose:
-            self._copies = {**self._to_host(owned=False), **self._copies}
-            for number in moved:
-                self._copies.pop(number, None)
+            self._copies |= self._averages(moved | self._copies.keys())
+        # The step does not count: nothing is known of the code behind an update.
+        self._steps -= self._voted is not None
         self._voted = None
         return bool(moved)
 
@@ -223,6 +226,15 @@ class MovedParameters:
         if not moving:
             return moved
         return moved | {n for n, watched in enumerate(self._all) if watched.average in moving}
+
+    def _averages(self, known: Set[int]) -> dict[int, Tensor]:
+        """Copies of what no optimizer owns, without ``known``. None if that is much more than what
+        one owns, as with adapters: then it is frozen."""
+        found = [n for n, watched in enumerate(self._all) if watched.loose and n not in known]
+        owned = sum(watched.size for watched in self._all if not watched.loose)
+        if sum(self._all[n].size for n in found) > AVERAGES_SHARE * owned:
+            return {}
+        return {n: _host_copy(local_part(self._all[n].param)) for n in found}
 
     def _to_host(self, *, owned: bool = True) -> dict[int, Tensor]:
         """Copies of all, or of those that no optimizer owns, as far as there is memory. Those that
