@@ -1,9 +1,9 @@
 """The listening socket of a worker: unauthenticated callers are refused here.
 
 One thread advances all handshakes at once, so a slow one delays no other. Their number, size and
-duration are bounded. Beyond the limit one that keeps silent is dropped, and while there is none new
-callers wait in the backlog. A refused caller sees the connection end in order, and a dropped one
-sees a reset: it must not take one for the other.
+duration are bounded. At the limit the listener drops a silent caller to admit another one. If no
+caller is silent, new ones wait in the backlog. A refused caller sees an orderly close, and a
+dropped one sees a reset, so that it can tell them apart.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Listener:
             sock, address = self._sock.accept()
         except OSError as e:
             if e.errno in EXHAUSTED:
-                self._log("anywhere", in_words(e))
+                self._log("", f"no connection can be accepted: {in_words(e)}")
                 time.sleep(EXHAUSTED_S)
             return
         if len(self._half_open) >= HALF_OPEN:
@@ -178,7 +178,7 @@ class Listener:
             outcome = half_open.advance()
         except LinkRefused as e:
             _read_out(half_open.sock)
-            return self._close(half_open, in_words(e))
+            return self._close(half_open, f"refused: {in_words(e)}")
         except OSError as e:
             return self._drop(half_open, in_words(e))
         if outcome is None:
@@ -203,23 +203,23 @@ class Listener:
         del self._half_open[half_open.sock.fileno()]
 
     def _drop(self, half_open: _HalfOpen, reason: str) -> None:
-        """End a handshake without saying anything about the caller."""
+        """End a handshake by a reset: the caller may try again."""
         _reset(half_open.sock)
-        self._close(half_open, reason)
+        self._close(half_open, f"dropped: {reason}")
 
-    def _close(self, half_open: _HalfOpen, reason: str) -> None:
+    def _close(self, half_open: _HalfOpen, what: str) -> None:
         self._forget(half_open)
         half_open.sock.close()
-        self._log(half_open.host, reason)
+        self._log(half_open.host, f"connection from {half_open.host} {what}")
 
-    def _log(self, host: str, reason: str) -> None:
+    def _log(self, host: str, message: str) -> None:
         now = time.monotonic()
         if now - self._logged_since > LOGGED_S:
             self._logged.clear()
             self._logged_since = now
-        if (host, reason) not in self._logged and len(self._logged) < MOST_LOGGED:
-            self._logged.add((host, reason))
-            _log.warning("connection from %s refused: %s", host, reason)
+        if (host, message) not in self._logged and len(self._logged) < MOST_LOGGED:
+            self._logged.add((host, message))
+            _log.warning("%s", message)
 
     def _end(self) -> None:
         for half_open in list(self._half_open.values()):

@@ -1,8 +1,9 @@
-"""Checkpoints on disk, in the format of ``torch.distributed.checkpoint``; no threads, no ranks.
+"""Checkpoints on disk, in the format of ``torch.distributed.checkpoint``.
 
-Each rank writes its part as a small checkpoint, without a message to another rank. The parts are
-joined by merging their metadata. A folder gets its final name once all data is on disk; an
-incomplete one, after a loss, a full disk or the end of the job, has another name.
+This module starts no threads and sends no messages. Each rank writes its part as a small
+checkpoint. The parts are joined by merging their metadata. A folder gets its final name once all
+data is on disk; an incomplete one, after a loss, a full disk or the end of the job, has another
+name.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ PART = "part-"
 ABSENT = "it is not there"
 """The flaw of a checkpoint that this rank cannot see."""
 DAMAGE = disk.NOT_THERE | {EIO, EISDIR}
-"""Errors by which a file is damaged. Others pass, such as those of a file server that is away."""
+"""Errors that mean that a file is damaged. Any other error is raised, since it may be temporary, as
+when a file server is away."""
 
 
 class CheckpointSeal(Struct, frozen=True):
@@ -91,7 +93,8 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
 
     Raises:
         OSError: the disk is full or gone.
-        StateMismatch: the state may have changed while it was copied.
+        StateMismatch: the state may have changed while it was copied, or a later run of the job
+            has written this part.
     """
     place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
     new = place.with_suffix(NEW)
@@ -240,8 +243,8 @@ def _is_tensor(metadata: Metadata, fqn: str) -> bool:
 
 
 def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
-    """Why a checkpoint is damaged, or empty; reads only every ``shares``-th file, from number
-    ``share`` on.
+    """Why a checkpoint is damaged; an empty string if it is not. Reads only every ``shares``-th
+    file, from number ``share`` on.
 
     Raises:
         OSError: this process cannot read a file now, which may be whole.

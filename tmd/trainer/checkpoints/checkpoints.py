@@ -1,7 +1,8 @@
 """Checkpoints of one rank: the main thread begins each at a step boundary, another one writes it.
 
-Ranks exchange no messages about them: all checkpoint the same steps, each writes its part, and the
-worker of rank 0 joins the parts once all exist. A failure ends only the checkpoint concerned.
+Ranks exchange no messages about them. A checkpoint is due at the same steps on all ranks, each rank
+writes its part, and the worker of rank 0 joins the parts once all exist. A rank that still writes
+the previous checkpoint leaves one out. A failure ends only the checkpoint concerned.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ ALL = sys.maxsize
 WRITING_S = 60.0
 """Longest time that an ending process waits for its own part of the current checkpoint."""
 LAST_S = 1800.0
-"""Longest time that the end of a loop waits for this rank's part of its checkpoint. On rank 0, also
-the longest wait for parts of the checkpoint before that other ranks are writing."""
+"""Longest time that the end of a loop waits for this rank's part of its checkpoint. Rank 0 also
+lets other ranks write their parts of any checkpoint for so long."""
 ENDING_S = 5.0
-"""Longest time that it then waits for the parts of others."""
+"""Longest wait for parts that nobody writes now: at the end of a loop and of a process."""
 
 Tell = Callable[[SavedCheckpoint | None, MissedCheckpoint | None], None]
 """Receives the newest checkpoint, and the newest one missed since; any thread."""
@@ -81,7 +82,8 @@ class Attempt:
 
 
 class Checkpoints:
-    """Main thread only; owns a thread for the current checkpoint, and one that is ending."""
+    """Public methods: main thread only. Owns a thread for the current checkpoint, and one that is
+    ending."""
 
     def __init__(
         self,
@@ -98,8 +100,8 @@ class Checkpoints:
         self._order, self._named, self._size = order, named, size
         self._tell, self._verdict = tell, verdict
         self._at: tuple[int, int | None] = -1, None
-        """Step of the latest boundary, and the rank that was held, if its checkpoint was due: the
-        same again is a repeat."""
+        """Step and rank of the latest boundary. The rank is ``None`` if the checkpoint of that step
+        exists already. A boundary with the same step and rank is a repeat, which writes nothing."""
         self._staged: StagedState | None = None
         self._attempt = Attempt()
         self._thread: threading.Thread | None = None
@@ -111,7 +113,7 @@ class Checkpoints:
         self._missed: MissedCheckpoint | None = None
 
     def passed(self, step: int) -> None:
-        """Note that no checkpoint of ``step`` is due."""
+        """Note that the checkpoint of ``step`` exists: the run has resumed from it."""
         self._at = step, None
 
     def at_boundary(self, step: int, position: Position, rank: int, seed: int) -> None:
@@ -125,15 +127,15 @@ class Checkpoints:
     def at_end(
         self, step: int, position: Position, rank: int, seed: int, broken: Callable[[], bool]
     ) -> None:
-        """Called before the vote that ends a ``batches()`` call. If the schedule asks for it, it
-        returns once this rank's part is written, since the process may end next; or once
-        ``broken()``, and then it is called again after the repair."""
+        """Write a checkpoint before the vote that ends a ``batches()`` call, if the schedule asks
+        for one. Returns once this rank's part is written, since the process may end next, or once
+        ``broken()`` is true: then the caller calls it again after the repair."""
         if not self._order.at_end:
             return
         self._await(WritingStage.WAITS, LAST_S, broken)
         if self._at in ((step, rank), (step, None)) or broken():
             return
-        # To stage the last checkpoint ends the wait of the one before for parts of other ranks.
+        # Once the last checkpoint is staged, the previous one waits no longer for other ranks.
         self._await(WritingStage.ENDED, self._ending_s, broken)
         self._await(WritingStage.WAITS, LAST_S, broken)  # another rank may have begun since
         self._at = step, rank
@@ -215,7 +217,7 @@ class Checkpoints:
             if staged.broken is not None:
                 raise staged.broken
             if why := verdict():
-                # The next worker of the rank writes its part.
+                # If this worker repeats the step, it has another state, and writes its part.
                 self._at = -1, None
                 raise StateMismatch(why)
             if former is not None:

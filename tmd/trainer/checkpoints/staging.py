@@ -2,7 +2,7 @@
 
 Small values that may change in a step are copied at once; a thread copies the units one by one.
 Before the units can change, the main thread copies the remaining ones itself: it waits for memory,
-never for a disk. All ranks therefore checkpoint the same steps.
+never for a disk.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class BatchLoop:
         self.saving: Saving | None = None
         """Checkpoints, if the script asks for them."""
         self.feed: Feed | None = None
-        """Of the latest call that was not skipped."""
+        """Of the latest call that was entered."""
         self.calls = 0
         """Number of calls so far."""
         self._latest: Feed | None = None
@@ -82,7 +82,7 @@ class BatchLoop:
                 raise
 
     def _drawn(self, feed: Feed, count: int, *, partial: bool) -> dict[int, list[Any]]:
-        """The batches of the next step, by rank: of the rank held, or of each that is.
+        """The batches of the next step, by rank, for each rank that this worker holds.
 
         Raises:
             StopIteration: there are none.
@@ -112,7 +112,7 @@ class BatchLoop:
         return {rank: found[rank] for rank in passes}
 
     def _given(self, drawn: dict[int, list[Any]], *, several: bool) -> Iterator[Any]:
-        """The batches of a step; of more than one rank until one of the passes breaks."""
+        """Yield the batches of each rank in turn, and stop after a pass that broke."""
         last = next(reversed(drawn))
         for number, (rank, batches) in enumerate(drawn.items()):
             if len(drawn) > 1:
@@ -143,8 +143,8 @@ class BatchLoop:
         return "it uses session.repeatable()" if self.repeatables.known else ""
 
     def settle(self, torn: bool = False) -> None:
-        """Wait for a checkpoint that is still copying the state. ``torn``: the state may have
-        changed already."""
+        """Copy what a checkpoint has not copied yet. ``torn``: the state may have changed
+        already."""
         if self.saving is not None:
             self.saving.checkpoints.settle(torn=torn)
 
@@ -152,7 +152,7 @@ class BatchLoop:
         """Begin a call; False if the checkpoint to resume from is in a later one.
 
         Raises:
-            RuntimeError: the loop before was left where it could not be.
+            RuntimeError: the script has left the previous loop where it must not.
         """
         if self._cycle.spoilt:
             raise RuntimeError(
@@ -188,9 +188,9 @@ class BatchLoop:
         """
         if self._latest is not feed:
             raise RuntimeError(
-                "a loop over session.batches() went on after another one had begun: a loss or a "
-                "move would repeat and skip the batches of only one of them. Pass one loader that "
-                "gives the batches of both, and count epochs by range()"
+                "a loop over session.batches() went on after another one had begun: after a lost "
+                "rank or a move only the batches of one of them would be right. Pass one loader "
+                "that gives the batches of both, and count epochs by range()"
             )
         self._cycle.check_ended()
         self.repeatables.check_unchanged()
@@ -247,6 +247,6 @@ class BatchLoop:
             place = (step, self.feed.position, self._hooks.rank, base)
             self.saving.checkpoints.at_boundary(*place)
             if self._cycle.moves or self.feed.due:
-                # Before the step, or a function of the script, changes what is still to be copied.
+                # The step, or a function of the script, may change what is not copied yet.
                 self.settle()
         seed_all(base, step, "step")

@@ -2,7 +2,8 @@
 
 At each step boundary the shadow waits until the source announces that the step begins. A shadow
 that is behind may jump: the *tail* of a step (its final gradients) leads to a boundary that has
-already passed. A shadow is in step once its digest equals the source's after a step of its own.
+already passed. A shadow is in step once its digest equals the source's after a step of its own, and
+its lag is negligible.
 """
 
 from __future__ import annotations
@@ -180,9 +181,9 @@ class ShadowSession:
         ``tell`` is called as the state arrives. Returns what must come first, if anything.
 
         Raises:
-            LinkError: the source has ended the shadow, or is gone.
+            LinkError: the source has ended the shadow or is gone, or its state cannot be reached.
             Differs: this worker computes other bits.
-            Overdue: a tail led to another state.
+            Overdue: this worker cannot get in step, or a tail led to another state.
         """
         if how := self.shadow.mismatch:
             self._check_tail(how)
@@ -224,8 +225,8 @@ class ShadowSession:
             self._check(self._digests.theirs(step, parts), step)
 
     def refutation(self) -> TmdError | None:
-        """The rank is lost: compare the digests that it has sent at last. Returns why its state is
-        not here; ``None`` if nothing is known against it."""
+        """The rank is lost: compare the last digests that it sent. Returns why its state is not
+        here; ``None`` if nothing is known against it."""
         try:
             self.check_again()
         except TmdError as error:
@@ -275,8 +276,8 @@ class ShadowSession:
     def _may_begin(self) -> bool:
         """Whether the current step can be computed now.
 
-        Not before the copy is verified: a later difference then comes from this worker's own steps.
-        Not after a tail: its parameters are already those of the next step.
+        The copy must be verified: then a later difference comes from a tail or from a step of this
+        worker. After a tail the parameters are those of the next step already.
         """
         if self.follows_tails:
             return False

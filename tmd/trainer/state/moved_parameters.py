@@ -25,13 +25,15 @@ from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
 SAMPLED_STEPS = 3
-"""Steps in which elements are compared: writing to ``param.data`` changes no version."""
+"""Elements are compared until so many steps have ended: writing to ``param.data`` changes no
+version."""
 ELEMENTS = 8
 FIRST_BYTES, FIRST_SHARE = 1 << 30, 3
-"""Host memory for copies in the first step, in which nothing has been seen yet: this many bytes,
-and this many times those of the parameters that an optimizer owns."""
+"""Host memory for copies in the first step, in which nothing has been seen yet: so many bytes, plus
+so many times the bytes of the parameters that an optimizer owns."""
 AVERAGES_SHARE = 2
-"""An average in single precision has twice the bytes of a model in half precision."""
+"""Largest ratio of the bytes without an optimizer to those with one at which the former may be an
+average: one in single precision has twice the bytes of a model in half precision."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -84,7 +86,7 @@ class MovedParameters:
         """Numbers of those that code behind the block of a step has moved: loose ones in any step,
         others in the first steps."""
         self._steps = 0
-        """Steps with a vote before their optimizer, but for those that end without it."""
+        """Number of steps that came to the vote of an update and did not end without it."""
         self._kept: list[ParameterMark] = []
         self._voted: list[ParameterMark] | None = None
         self._closed: list[ParameterMark] | None = None
@@ -135,8 +137,8 @@ class MovedParameters:
 
     def look(self, *, updates: bool = True, placed: bool = False) -> bool:
         """A step has come to its vote. ``updates``: an optimizer runs next. ``placed``: another
-        state was put in place meanwhile. Returns whether a parameter has changed in the step of
-        which no copy was kept."""
+        state was put in place meanwhile. Returns whether a parameter without a copy has changed in
+        the step."""
         marks = self._marks()
         moved = _moved(self._kept, marks)
         if placed:
@@ -168,7 +170,7 @@ class MovedParameters:
 
     def set_aside(self, *, loose: bool = False) -> bool:
         """The step ends without an update: copy what the code after its block may change. Returns
-        whether a parameter has changed in the step of which no copy was kept.
+        whether a parameter without a copy has changed in the step.
 
         ``loose``: it is one of several passes. Code behind its block must leave no trace even if it
         begins to move an average only now, since elsewhere it runs once in a step.
@@ -194,7 +196,7 @@ class MovedParameters:
         """Restore the values from the beginning of the step. Returns what was written to.
 
         Raises:
-            StateMismatch: a parameter has changed of which there is no copy.
+            StateMismatch: a parameter without a copy has changed.
         """
         if self._lost:
             name, self._lost = self._lost, ""
@@ -228,8 +230,8 @@ class MovedParameters:
         return moved | {n for n, watched in enumerate(self._all) if watched.average in moving}
 
     def _averages(self, known: Set[int]) -> dict[int, Tensor]:
-        """Copies of what no optimizer owns, without ``known``. None if that is much more than what
-        one owns, as with adapters: then it is frozen."""
+        """Copies of the parameters that no optimizer owns, except ``known``. An empty dictionary if
+        they are much larger than those that one owns: then they are frozen, as below adapters."""
         found = [n for n, watched in enumerate(self._all) if watched.loose and n not in known]
         owned = sum(watched.size for watched in self._all if not watched.loose)
         if sum(self._all[n].size for n in found) > AVERAGES_SHARE * owned:
