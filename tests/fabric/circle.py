@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +15,9 @@ import torch.distributed as dist
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group, Neutral
 from tmd.fabric.dial import PATIENCE_S
+from tmd.fabric.handshake import Talk
 
+T = TypeVar("T")
 KEY = b"a key of thirty-two bytes or so."
 PATIENCE = 30.0
 
@@ -29,6 +33,21 @@ def sync(**options: object) -> dist.AllreduceOptions:
     for name, value in options.items():
         setattr(opts, name, value)
     return opts
+
+
+def conversed(sock: socket.socket, talk: Talk[T]) -> T:
+    """Hold one side of a handshake over ``sock``; returns its outcome."""
+    want = next(talk)
+    try:
+        while True:
+            if isinstance(want, bytes):
+                sock.sendall(want)
+                want = next(talk)
+            else:
+                want = talk.send(sock.recv(want, socket.MSG_WAITALL))
+    except StopIteration as done:
+        outcome: T = done.value
+        return outcome
 
 
 class Circle:

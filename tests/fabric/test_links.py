@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.fabric.circle import KEY, Circle, at_once, circle, member, sync
+from tests.fabric.circle import KEY, Circle, at_once, circle, conversed, member, sync
 from tests.trainer.wire import linked
 from tmd.core.values.errors import LinkError, LinkRefused, LinkTimeout
 from tmd.core.values.model import Member, Membership
@@ -115,7 +115,7 @@ def test_callers_that_answer_are_not_dropped_for_others(pair: Circle) -> None:
         begun = time.monotonic()
         callers = [greeting(target) for _ in range(HALF_OPEN + 10)]
         try:
-            answers = [answer_of(*caller) for caller in callers]
+            answers = [conversed(*caller) for caller in callers]
         except ConnectionResetError:
             # Lawful for a test that was held up so long.
             assert time.monotonic() - begun > PROOF_S
@@ -135,19 +135,6 @@ def greeting(target: Fabric) -> tuple[socket.socket, Talk[HandshakeReply]]:
     talk = dialer(KEY, "w0", "w1", "", LinkPurpose.PROBE, -1)
     sock.sendall(_bytes(next(talk)))
     return sock, talk
-
-
-def answer_of(sock: socket.socket, talk: Talk[HandshakeReply]) -> HandshakeReply:
-    want = next(talk)
-    try:
-        while True:
-            if isinstance(want, bytes):
-                sock.sendall(want)
-                want = next(talk)
-            else:
-                want = talk.send(sock.recv(want, socket.MSG_WAITALL))
-    except StopIteration as done:
-        return done.value
 
 
 def test_a_caller_whose_greeting_waited_here_has_time_to_answer() -> None:

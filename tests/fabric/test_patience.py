@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fabric.circle import KEY, PATIENCE, Circle, at_once, circle, sync
+from tests.fabric.circle import KEY, PATIENCE, Circle, at_once, circle, conversed, sync
 from tests.trainer.wire import Facts, linked
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
@@ -47,17 +47,7 @@ class Busy:
         """Accept the first caller at last."""
         sock, _ = self._door.accept()
         sock.settimeout(PATIENCE)
-        talk = acceptor(KEY, self.worker)
-        want = next(talk)
-        try:
-            while True:
-                if isinstance(want, bytes):
-                    sock.sendall(want)
-                    want = next(talk)
-                else:
-                    want = talk.send(sock.recv(want, socket.MSG_WAITALL))
-        except StopIteration as done:
-            _, seal = done.value
+        _, seal = conversed(sock, acceptor(KEY, self.worker))
         sock.sendall(seal(HandshakeReply(HandshakeVerdict.ACCEPTED)))
         return sock
 

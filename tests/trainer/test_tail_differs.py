@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.trainer.scripts import Averaged, Scheduled, Script, normed
 from tests.trainer.tailing import Pair, pair
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.trainer.shadow.receiver import CopyInstead, Differs, ShadowLost
+from tmd.trainer.shadow.source import ShadowSource
 from tmd.trainer.state.units import UNITS, whole_digest
 
 pytestmark = pytest.mark.timeout(60)
@@ -166,8 +168,10 @@ def test_a_digest_that_waits_refutes_the_state_of_a_lost_rank() -> None:
         assert (had, has) == (True, False)
 
 
-def test_an_unverified_jump_leaves_no_state() -> None:
-    """The tail may be wrong: no digest was compared."""
+@contextmanager
+def jumped() -> Iterator[tuple[Pair, ShadowSource]]:
+    """A joiner that a wrong tail has led over a step, and the mirror of its rank. No digest was
+    compared since."""
     with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
         p.meet()
         source, joiner = p.source, p.joiner
@@ -175,7 +179,14 @@ def test_an_unverified_jump_leaves_no_state() -> None:
         p.fall_behind(3, shut=True)
         joiner.until(lambda: joiner.at == source.step + 1)
         assert source.mirror is not None
-        source.mirror.drop("gone")
+        yield p, source.mirror
+
+
+def test_an_unverified_jump_leaves_no_state() -> None:
+    """The tail may be wrong: no digest was compared."""
+    with jumped() as (p, mirror):
+        source, joiner = p.source, p.joiner
+        mirror.drop("gone")
         joiner.until(lambda: joiner.error is not None)
 
         assert joiner.following.step == source.step + 1
@@ -185,14 +196,9 @@ def test_an_unverified_jump_leaves_no_state() -> None:
 def test_a_wrong_tail_is_not_blamed_on_the_hardware() -> None:
     """It led over a step after which the script had changed weights. What this worker then computes
     proves nothing about its machine: it gets the state, or another rehearsal."""
-    with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
-        p.meet()
+    with jumped() as (p, mirror):
         source, joiner = p.source, p.joiner
-        p.together(48 - source.step)
-        p.fall_behind(3, shut=True)
-        joiner.until(lambda: joiner.at == source.step + 1)
-        assert source.mirror is not None
-        source.mirror.output("0", "allreduce", [torch.ones(3)])
+        mirror.output("0", "allreduce", [torch.ones(3)])
         mine = torch.zeros(4)
         with pytest.raises(LinkError):
             joiner.shadow.outputs("allreduce", "0", [mine], [mine])

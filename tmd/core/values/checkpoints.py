@@ -59,18 +59,15 @@ def name_of(step: int) -> str:
     return f"{PREFIX}{step:08d}"
 
 
-def step_of(name: str) -> int | None:
-    """The inverse of :func:`name_of`; ``None`` for all other names."""
+def step_of(name: str, ending: str = "") -> int | None:
+    """The inverse of :func:`name_of`, of a name with ``ending``; ``None`` for all other names."""
+    if not name.endswith(ending):
+        return None
+    name = name.removesuffix(ending)
     digits = name.removeprefix(PREFIX)
     if not digits.isdecimal() or name_of(int(digits)) != name:
         return None
     return int(digits)
-
-
-def unfinished_step_of(name: str) -> int:
-    """The step of the folder of an incomplete checkpoint; -1 for all other names."""
-    step = step_of(name.removesuffix(PARTIAL)) if name.endswith(PARTIAL) else None
-    return -1 if step is None else step
 
 
 def complete(names: Iterable[str]) -> list[int]:
@@ -90,7 +87,7 @@ def unneeded(names: Iterable[str], keep: int, *, partial_before: int) -> list[st
     gone += [name for name in names if name.startswith(PREFIX) and name.endswith(GONE)]
     for name in names:
         for ending, before in ((PARTIAL, partial_before), (REFUSED, oldest)):
-            step = step_of(name.removesuffix(ending)) if name.endswith(ending) else None
+            step = step_of(name, ending)
             if step is not None and step < before:
                 gone.append(name)
     return gone

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tmd.core.values.checkpoints import PARTIAL, name_of, unfinished_step_of
+from tmd.core.values.checkpoints import PARTIAL, name_of, step_of
 from tmd.core.values.errors import StateMismatch
 from tmd.core.values.reasons import in_words
 from tmd.trainer.checkpoints import disk
@@ -156,7 +156,7 @@ def being_written(folder: Path, step: int, ranks: Iterable[int]) -> bool:
     writes a part of a later step.
     """
     place = _unfinished(folder, step)
-    later = [folder / name for name in os.listdir(folder) if unfinished_step_of(name) > step]
+    later = [folder / name for name in os.listdir(folder) if (step_of(name, PARTIAL) or 0) > step]
     return any(
         disk.is_locked(place / f"{PART}{rank}{WRITING}")
         and not any(disk.exists(each / f"{PART}{rank}{end}") for each in later for end in ("", NEW))
@@ -311,10 +311,8 @@ class CheckpointReader:
         """
         for name, target in targets.items():
             found = self.described(name)
-            there, here = (
-                _kind(found.properties.dtype, found.size),
-                _kind(target.dtype, target.shape),
-            )
+            there = _kind(found.properties.dtype, found.size)
+            here = _kind(target.dtype, target.shape)
             if there != here:
                 raise StateMismatch(f"{dotted(name)} is {there} in {self.path}, {here} here")
         planner = DefaultLoadPlanner()
