@@ -55,15 +55,22 @@ async def chromium() -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def opened(browser: Any, url: str, **options: Any) -> AsyncIterator[Watched]:
-    """``url`` in a window of its own, once the daemon has sent the state. ``options``: of the
-    window, such as ``color_scheme``."""
+async def opened(
+    browser: Any, url: str, *, at: float | None = None, **options: Any
+) -> AsyncIterator[Watched]:
+    """``url`` in a window of its own, once the daemon has sent the state.
+
+    ``at``: the time that its clock shows, which a test can move, by ``page.clock``. ``options``: of
+    the window, such as ``color_scheme``.
+    """
     options.setdefault("viewport", {"width": 1360, "height": 900})
     context = await browser.new_context(**options)
     try:
         page = await context.new_page()
         page.set_default_timeout(WITHIN_MS)
         watched = Watched(page)
+        if at is not None:
+            await page.clock.install(time=at)
         await page.goto(url)
         await page.locator("#link.good").wait_for()
         yield watched

@@ -34,7 +34,7 @@ from tmd.core.values.model import (
     State,
     Strategy,
 )
-from tmd.core.values.requests import DrainRequest
+from tmd.core.values.requests import DrainRequest, RehearsalRequest
 from tmd.core.values.shadows import noted
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import open_store
@@ -553,6 +553,71 @@ def test_drain_can_wait(config, store, running):
     assert "h1 holds no rank" in done.stdout
 
 
+def meanwhile(store, change, *arguments):
+    """Run a verb, and ``change`` the cluster once a request of the verb is there."""
+
+    async def then(s):
+        while not ((view := await s.snapshot()).drains or view.rehearsals):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await change(s)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(tmd, *arguments)
+        store(then)
+        return asking.result()
+
+
+def test_no_drain_is_weakened(config, store, running):
+    """An operator who has drained a host, to open it, need not fear another one's drain."""
+    store(lambda s: s.drain(DrainRequest("h1", "first", by="ann")))
+    soft = tmd("drain", "h1", "--soft", "-c", config)
+    planned = tmd("drain", "h1", "--soft", "--dry-run", "-c", config)
+    kept = store(lambda s: s.snapshot()).drains
+    leaving = tmd("drain", "h1", "--leave", "-c", config)
+    staying = tmd("drain", "h1", "-c", config)
+
+    assert (soft.returncode, planned.returncode) == (1, 1)
+    assert "ann has drained h1 and relies on it that it gets no rank" in soft.stderr
+    assert "'tmd undrain h1' first" in soft.stderr
+    assert planned.stderr == soft.stderr
+    assert [d.id for d in kept] == ["first"]
+    assert leaving.returncode == 3, leaving.stderr
+    assert staying.returncode == 1
+    assert "that its workers exit" in staying.stderr
+
+
+def test_a_drain_that_is_weakened_is_not_waited_for(config, store, running):
+    """By a daemon of an earlier release, or after Redis has lost it."""
+
+    async def weaken(s):
+        before = (await s.snapshot()).drains[0].id
+        assert await s.swap_drain("h1", before, DrainRequest("h1", "other", soft=True))
+
+    done = meanwhile(store, weaken, "drain", "h1", "--wait", "-c", config)
+
+    assert done.returncode == 1
+    assert "h1 is no longer drained: run 'tmd drain h1' again" in done.stderr
+
+
+def test_a_pause_ends_the_wait_for_a_drain(config, store, running):
+    done = meanwhile(store, lambda s: s.set_paused(True), "drain", "h1", "--wait", "-c", config)
+
+    assert done.returncode == 3
+    assert "the cluster is paused: nothing moves until 'tmd resume'" in done.stderr
+
+
+def test_a_host_that_is_switched_off_is_drained(config, store, running):
+    """Redis has lost its drain. One that is known by its drain alone needs no option."""
+    refused = tmd("drain", "h9", "-c", config)
+    done = tmd("drain", "h9", "--absent", "-c", config)
+    again = tmd("drain", "h9", "--leave", "-c", config)
+
+    assert refused.returncode == 1
+    assert "--absent drains a host that is switched off" in refused.stderr
+    assert done.returncode == again.returncode == 0, (done.stderr, again.stderr)
+    assert [(d.host, d.leave) for d in store(lambda s: s.snapshot()).drains] == [("h9", True)]
+
+
 def test_a_host_that_a_plan_gives_a_rank_is_not_free(config, store, running):
     """Its operator would switch it off as it takes the rank."""
     before = record("h1", "h2")
@@ -697,6 +762,22 @@ def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
     assert again.returncode == 0
     assert late.returncode == 1
     assert "no verdict of h3/job/0.a after 0.3 s" in late.stderr
+
+
+def test_a_later_request_answers_an_earlier_one(config, store, running):
+    """Two operators ask one host; the verdict that is newer than both serves both."""
+    idle = structs.replace(worker_status("h3/job/0.a"), activity=Activity.STANDBY)
+    answered = structs.replace(idle, rehearsed=(Rehearsal(step=7, seconds=1.0, request="later"),))
+
+    async def ask_again(s):
+        await s.rehearse(RehearsalRequest("h3", "later"))
+        await s.put_host(HostStatus("h3", "i", workers=(answered,)), ttl_s=60, wake=False)
+
+    store(lambda s: s.put_host(HostStatus("h3", "i", workers=(idle,)), ttl_s=60, wake=False))
+    done = meanwhile(store, ask_again, "standby", "rehearse", "h3", "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    assert "same bits at step 7" in done.stdout
 
 
 def test_a_rehearsal_ends_if_the_standby_gets_a_rank(config, store, running):

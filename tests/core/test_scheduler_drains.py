@@ -6,13 +6,11 @@ import math
 
 import pytest
 
-from tests.values import record
 from tmd.core.planning.scheduler_drains import (
     LONGEST_REASON,
     HostDrains,
     brief,
     host_drains,
-    known_hosts,
     matching,
     observed,
 )
@@ -74,13 +72,6 @@ def test_there_is_room_for_fewer_hosts_than_open_the_breaker():
     assert found.drain == (("n1", "s: x"),)
     assert found.waiting[0].startswith("host n2 is not drained yet: of 3 hosts no more than 1 ")
     assert "drained for S at the same time" in found.waiting[0]
-
-
-def test_hosts_with_a_rank_or_a_request_are_known_without_a_heartbeat():
-    drains = (DrainRequest("n2", "r"),)
-    view = ClusterView(jobs=(record("n1"),), drains=drains, unread=("n3",))
-
-    assert known_hosts(view) == {"n1", "n2", "n3"}
 
 
 def test_since_when_a_host_is_silent_is_known_of_one_that_was_heard():

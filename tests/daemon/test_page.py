@@ -14,7 +14,7 @@ from msgspec import structs
 
 from tests.browser import chromium, opened
 from tests.daemon.page_scene import DRAINED, JOB, OTHER, fill, history, view
-from tests.daemon.test_web import TOKEN, listening, serving
+from tests.daemon.test_web import TOKEN, WITHIN_S, listening, serving
 from tests.values import alert, record
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import (
@@ -26,9 +26,9 @@ from tmd.core.values.model import (
     Severity,
 )
 from tmd.daemon.web.page_rows import JobRow, rows_of
-from tmd.daemon.web.page_samples import sampled
+from tmd.daemon.web.page_samples import History, newer, sampled
 from tmd.testing import MemoryStore
-from tmd.testing.clients import worker_status
+from tmd.testing.clients import until, worker_status
 
 MANY = 10_000
 
@@ -219,6 +219,71 @@ async def test_the_page_says_what_it_does_not_get():
     assert calm == []
 
 
+async def test_a_page_is_not_live_while_its_daemon_hangs():
+    """The connection stays open, and no error is reported. It is live again with the daemon."""
+    store, now = MemoryStore(), time.time()
+    async with (
+        serving(store) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/", at=now) as watched,
+    ):
+        page = watched.page
+        store.answers.clear()
+        await page.clock.fast_forward(45_000)
+        await page.locator("#link.bad", has_text="nothing comes from the daemon").wait_for()
+        store.answers.set()
+        await page.locator("#link.good").wait_for()
+
+    # The page has closed the stream from which nothing came.
+    assert len(watched.complaints) == 1
+    assert "/v1/page" in watched.complaints[0]
+
+
+async def test_events_of_more_than_an_hour_ago_are_not_shown():
+    store, now = MemoryStore(), time.time()
+    store.alerts_before_wipe = int(now * 1000)
+    for name, age_s in (("old", 3590.0), ("new", 10.0)):
+        raised = alert(id=name, code=f"test.{name}", at=now - age_s)
+        await store.client().publish_alert(raised)
+    async with (
+        serving(store) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/", at=now) as watched,
+    ):
+        events = watched.page.locator("#alerts summary")
+        await events.filter(has_text="2 events of the last hour").wait_for()
+        await watched.page.clock.fast_forward(20_000)
+        await events.filter(has_text="1 event of the last hour").wait_for()
+        await events.click()
+        left = await watched.page.locator("#alerts details").inner_text()
+
+    assert "test.new" in left
+    assert "test.old" not in left
+
+
+async def test_a_page_of_another_version_is_loaded_anew():
+    """Its scripts may not know the rows of the daemon that serves it now."""
+    cluster = {"cluster": {"cluster": "c", "host": "h1", "version": "0.0"}}
+    whole = json.dumps({"rows": cluster, "samples": {}})
+    earlier = {
+        "content_type": "text/event-stream",
+        "body": f"retry: 1\nevent: whole\ndata: {whole}\n\n",
+    }
+    async with (
+        serving(MemoryStore()) as served,
+        chromium() as browser,
+        opened(browser, f"http://127.0.0.1:{served.port}/") as watched,
+    ):
+        page, loaded = watched.page, []
+        page.on("load", lambda _: loaded.append(1))
+        await page.route("**/v1/page*", lambda route: route.fulfill(**earlier), times=1)
+        await page.reload()
+        await until(lambda: len(loaded) == 2, within_s=WITHIN_S)
+        await page.locator("#link.good").wait_for()
+
+    assert len(loaded) == 2
+
+
 async def test_the_breaker_and_a_pause_are_shown_and_ended_by_clicking():
     """With the reason; the token is asked for once. So is a record that is too new."""
     store = MemoryStore()
@@ -357,4 +422,19 @@ def test_a_job_that_runs_has_charts_beside_many_that_have_ended():
         hosts=(HostStatus("h1", "i", workers=(status,)),), jobs=(*ended, record("h1"))
     )
 
-    assert [sample.step for sample in sampled({}, running, 1.0)["job"]] == [7]
+    assert [sample.step for sample in sampled({}, running, 1.0, 1)["job"]] == [7]
+
+
+def test_samples_go_on_after_the_clock_was_set_back():
+    """What would be in the future is dropped: the charts need times that rise."""
+    taken, sent = History(), []
+    for at, step in ((100.0, 1), (101.0, 2), (50.0, 3), (51.0, 4)):
+        status = structs.replace(
+            worker_status("h1/job/0.a"), activity=Activity.TRAINING, rank=0, step=step
+        )
+        host = HostStatus("h1", "i", workers=(status,))
+        taken.take(ClusterView(hosts=(host,), jobs=(record("h1"),)), at)
+        sent.append([s.step for s in newer(taken.samples, step - 1).get("job", ())])
+
+    assert sent == [[1], [2], [3], [4]]
+    assert [(s.at, s.step) for s in taken.samples["job"]] == [(50.0, 3), (51.0, 4)]

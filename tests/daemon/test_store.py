@@ -16,7 +16,7 @@ from tmd.core.alerts.notices import Announced
 from tmd.core.planning.election import Denied, Granted
 from tmd.core.planning.plan_history import HISTORY
 from tmd.core.values.breaker_state import Breaker
-from tmd.core.values.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.errors import ConfigError, Conflict, DrainRefused, StaleLease, StoreUnavailable
 from tmd.core.values.model import (
     READABLE_VERSION,
     ClusterView,
@@ -327,6 +327,32 @@ async def test_operators_requests_are_stored_and_withdrawn(store):
     assert (was_there, was_there_again) == (True, False)
     left = await store.snapshot()
     assert (left.drains, left.paused) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("standing", "wanted", "replaced"),
+    [
+        ({}, {"soft": True}, False),
+        ({}, {"reserve": True}, False),
+        ({"leave": True}, {}, False),
+        ({"leave": True, "soft": True}, {"soft": True}, False),
+        ({}, {}, True),
+        ({}, {"leave": True}, True),
+        ({"soft": True}, {}, True),
+        ({"reserve": True}, {"soft": True}, True),
+    ],
+)
+async def test_no_drain_replaces_one_that_promises_more(store, standing, wanted, replaced):
+    first, second = DrainRequest("h1", "1", by="ann", **standing), DrainRequest("h1", "2", **wanted)
+    await store.drain(first)
+    refused = ""
+    try:
+        await store.drain(second)
+    except DrainRefused as error:
+        refused = str(error)
+
+    assert (await store.snapshot()).drains == (second if replaced else first,)
+    assert replaced or refused.startswith("ann has drained h1 and relies on it that ")
 
 
 async def test_a_drain_is_swapped_only_for_the_one_that_was_seen(store):

@@ -25,7 +25,7 @@ from tmd.daemon import logs
 from tmd.daemon.bus import state_of
 from tmd.daemon.counters import AlertCounter, JobCounter
 from tmd.daemon.logs import BURST
-from tmd.daemon.web.connections import ConnectionLimits
+from tmd.daemon.web.connections import ConnectionLimits, Connections
 from tmd.daemon.web.page_samples import History
 from tmd.daemon.web.parts import Local, WebParts
 from tmd.daemon.web.reading import PAGE_LIMIT
@@ -393,6 +393,25 @@ async def test_a_wrong_body_is_a_clear_error(served, record, body, status, code)
     assert (await served.store.client().snapshot()).drains == ()
 
 
+async def test_a_drain_that_promises_less_is_refused(served, record):
+    await fill(served.store, record())
+    first, _ = await served.post("/v1/drain", {"host": "h2", "by": "ann"})
+    status, reply = await served.post("/v1/drain", {"host": "h2", "soft": True})
+
+    assert first == 202
+    assert (status, reply["error"]["code"]) == (409, "drained")
+    assert "ann has drained h2" in reply["error"]["message"]
+    assert [d.soft for d in (await served.store.client().snapshot()).drains] == [False]
+
+
+async def test_a_host_that_is_switched_off_is_drained(served, record):
+    await fill(served.store, record())
+    status, _ = await served.post("/v1/drain", {"host": "h9", "absent": True})
+
+    assert status == 202
+    assert [d.host for d in (await served.store.client().snapshot()).drains] == ["h9"]
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [
@@ -487,6 +506,37 @@ async def test_a_flood_of_every_kind_does_not_keep_a_probe_out(served):
     assert (one_more[0], one_more[1]["error"]["code"]) == (503, "too_busy")
     assert healthy == (200, {"ok": True})
     assert first == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_client_that_does_not_read_makes_room():
+    """While all requests are being answered: files of the page, say, which are not counted."""
+    paused = []
+
+    class Answering(asyncio.Protocol):
+        def connection_made(self, transport):
+            self._answer = connections.answering(self)
+            self._answer.__enter__()
+            transport.write(bytes(1 << 24))
+
+        def pause_writing(self):
+            paused.append(self)
+
+    connections = Connections(Answering, ConnectionLimits(connections=2))
+    server = await asyncio.get_running_loop().create_server(connections.welcome, "127.0.0.1", 0)
+    port, opened = server.sockets[0].getsockname()[1], []
+    try:
+        for number in (1, 2, 3):
+            opened.append(await asyncio.open_connection("127.0.0.1", port))
+            await until(lambda: len(paused) == number, within_s=WITHIN_S)  # noqa: B023
+        dropped = await ended(opened[0][0])
+        left = [handler in connections._answered for handler in paused]
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
+        server.close()
+
+    assert dropped
+    assert left == [False, True, True]
 
 
 @pytest.mark.parametrize(

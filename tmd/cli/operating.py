@@ -43,6 +43,10 @@ def drain(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
+    absent: Annotated[
+        bool,
+        typer.Option("--absent", help="HOST may be switched off, so that no daemon reports it."),
+    ] = False,
     timeout: Annotated[
         float, typer.Option(min=0, help="With --wait: the longest wait in seconds.")
     ] = 600.0,
@@ -53,12 +57,12 @@ def drain(
     Exit status 3: the drain is requested, but nothing moves now, because the cluster is paused, no
     standby is fit, or the daemon of a host of the job is silent; the reason is printed."""
     from tmd.core.values.requests import DrainRequest
-    from tmd.core.values.view_checks import jobs_by_host, unknown_host
+    from tmd.core.values.view_checks import unknown_host
 
     async def ask(store: RedisStore, settings: Settings) -> None:
         view = await store.snapshot()
-        if unknown := unknown_host(view, host):
-            raise TmdError(unknown)
+        if (unknown := unknown_host(view, host)) and not absent:
+            raise TmdError(f"{unknown}; --absent drains a host that is switched off")
         request = DrainRequest(
             host=host, id=uuid.uuid4().hex, leave=leave, soft=soft, by=user(), at=time.time()
         )
@@ -67,11 +71,8 @@ def drain(
             return
         await store.drain(request)
         say(f"drain of {host} requested")
-        if view.paused and host in jobs_by_host(view):
-            say("the cluster is paused: nothing moves until 'tmd resume'", err=True)
-            raise typer.Exit(STUCK)
         if wait:
-            await _until_empty(store, host, timeout_s=timeout)
+            await _until_empty(store, request, timeout_s=timeout)
         else:
             await _unless_stuck(store, host)
 
@@ -83,6 +84,9 @@ def _print_outlook(view: ClusterView, request: DrainRequest, settings: Settings)
 
     from tmd.cli.policies import lines, outlook
 
+    standing = _standing(view, request.host)
+    if standing is not None and (why := request.refusal(standing)):
+        raise TmdError(why)
     others = tuple(d for d in view.drains if d.host != request.host)
     for line in lines(outlook(structs.replace(view, drains=(*others, request)), settings)):
         say(line)
@@ -198,28 +202,27 @@ def resume(config: ConfigOption = None) -> None:
     with_store(config, ask)
 
 
-async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> None:
-    """Return once ``host`` has held no rank, and none has been on its way there, for a while: a
+async def _until_empty(store: RedisStore, request: DrainRequest, *, timeout_s: float) -> None:
+    """Return once the host has held no rank, and none has been on its way there, for a while: a
     leader may still decide on what it read before the drain, and Redis may have lost a record."""
     from tmd.core.planning.free_hosts import GONE_S, SETTLED_S, is_free
     from tmd.core.values.view_checks import jobs_by_host
 
-    printed: set[str] = set()
-    unfit_since: float | None = None
-    silent_since: float | None = None
-    free_since: float | None = None
+    host, printed = request.host, set[str]()
+    free, unfit, silent = _Lasting(), _Lasting(), _Lasting()
     holds = False
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 view, now = await snapshot_when_back(store, printed), time.monotonic()
                 _refuse_unreadable(view)
-                if host not in {request.host for request in view.drains}:
+                standing = _standing(view, host)
+                # Another operator's request will do, if it promises no less.
+                if standing is None or standing.refusal(request):
                     raise TmdError(f"{host} is no longer drained: run 'tmd drain {host}' again")
                 for record in jobs_by_host(view).get(host, ()):
                     holds = True
                     _show_progress(record, printed)
-                free_since = (free_since or now) if is_free(view, host) else None
                 settle_s = SETTLED_S
                 if view.host(host) is None:
                     settle_s = GONE_S
@@ -227,16 +230,15 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
                         f"{host} is silent: it is empty once no job names it for {GONE_S:g} s",
                         printed,
                     )
-                if free_since is not None and now - free_since >= settle_s:
+                if free.seconds(is_free(view, host), now) >= settle_s:
                     break
-                unfit, silent = _obstacles(view, host), _silent_members(view, host)
-                unfit_since = (unfit_since or now) if unfit else None
+                if paused := _paused(view, host):
+                    _exit_stuck(host, paused)
+                if unfit.seconds(why := _obstacles(view, host), now) >= SETTLE_S:
+                    _exit_stuck(host, why)
                 # A silent member may be lost just now, and then the job goes on.
-                silent_since = (silent_since or now) if silent else None
-                if unfit_since is not None and now - unfit_since >= SETTLE_S:
-                    _exit_stuck(host, unfit)
-                if silent_since is not None and now - silent_since >= GONE_S:
-                    _exit_stuck(host, silent)
+                if silent.seconds(why := _silent_members(view, host), now) >= GONE_S:
+                    _exit_stuck(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         known = f"{host} still holds ranks" if holds else f"{host} may still hold or get a rank"
@@ -245,6 +247,21 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
             "'tmd status' shows what it waits for"
         ) from None
     say(f"{host} holds no ranks")
+
+
+class _Lasting:
+    """A condition at successive looks."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, holds: object, now: float) -> float:
+        """Note whether it ``holds`` now; returns for how long it has."""
+        if not holds:
+            self._since = None
+            return 0.0
+        self._since = now if self._since is None else self._since
+        return now - self._since
 
 
 def _refuse_unreadable(view: ClusterView) -> None:
@@ -266,6 +283,8 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
         async with asyncio.timeout(2 * SETTLE_S):
             while True:
                 view = await snapshot_when_back(store, printed)
+                if paused := _paused(view, host):
+                    _exit_stuck(host, paused)
                 why = _obstacles(view, host) or _silent_members(view, host)
                 if not why:
                     return
@@ -274,6 +293,21 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         say("whether ranks move is not known: check 'tmd status'", err=True)
+
+
+def _standing(view: ClusterView, host: str) -> DrainRequest | None:
+    return next((request for request in view.drains if request.host == host), None)
+
+
+def _paused(view: ClusterView, host: str) -> list[str]:
+    """That ranks on ``host`` do not move until the cluster is resumed; empty if they may."""
+    from tmd.core.planning.migration import is_live
+    from tmd.core.values.view_checks import jobs_by_host
+
+    records = jobs_by_host(view).get(host, [])
+    if not view.paused or not records or any(is_live(record.plan) for record in records):
+        return []
+    return ["the cluster is paused: nothing moves until 'tmd resume'"]
 
 
 def _obstacles(view: ClusterView, host: str) -> list[str]:

@@ -93,7 +93,8 @@ async def _verdicts(
     """The standbys of the host once each has a verdict or is verified by its shadow.
 
     Raises:
-        TmdError: all workers of the host hold a rank by now, or a standby has given no verdict.
+        TmdError: all workers of the host hold a rank by now, a standby has given no verdict, or the
+            request is lost.
     """
     printed: set[str] = set()
     silent: list[WorkerStatus] = []
@@ -102,8 +103,12 @@ async def _verdicts(
             while True:
                 view = await snapshot_when_back(store, printed)
                 _refuse_ranks(view, request.host)
+                # A later request of another operator replaces this one, and its answers are newer.
+                asked = next((r.id for r in view.rehearsals if r.host == request.host), None)
+                if asked is None:
+                    raise TmdError(f"Redis has lost the request: ask {request.host} again")
                 found = _waiting(view, request.host)
-                silent = [w for w in found if not _answered(view, w, request.id)]
+                silent = [w for w in found if not _answered(view, w, asked)]
                 if found and not silent:
                     return found
                 await asyncio.sleep(LOOK_S)

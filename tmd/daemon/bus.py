@@ -125,7 +125,12 @@ class Store(Protocol):
 
     async def put_announced(self, announced: Announced) -> None: ...
 
-    async def drain(self, request: DrainRequest) -> None: ...
+    async def drain(self, request: DrainRequest) -> None:
+        """Request a drain, in place of the present one of the host.
+
+        Raises:
+            DrainRefused: that one promises more: see :meth:`DrainRequest.refusal`.
+        """
 
     async def undrain(self, host: str) -> bool:
         """Withdraw a request; return whether there was one."""

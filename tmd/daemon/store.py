@@ -24,7 +24,7 @@ from tmd.config import Settings
 from tmd.core.alerts.notices import Announced, mark
 from tmd.core.planning.election import Answer, Denied, Granted
 from tmd.core.values.breaker_state import Breaker
-from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.errors import Conflict, DrainRefused, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua, lua_records, redis_errors
@@ -246,15 +246,8 @@ class RedisStore:
     async def publish_alert(self, alert: Alert) -> None:
         channel = f"tmd:{self._cluster}:alerts"
         seal, _, body = self._codec.sealed(alert).partition(b" ")
-        await self._run(
-            lua.PUBLISH_ALERT,
-            ["alerts", "told"],
-            channel,
-            mark(alert),
-            body,
-            self._alerts_kept,
-            seal,
-        )
+        args = (channel, mark(alert), body, self._alerts_kept, seal)
+        await self._run(lua.PUBLISH_ALERT, ["alerts", "told"], *args)
 
     async def holds_alert(self, alert: Alert) -> bool:
         longest = self._alerts_kept
@@ -264,8 +257,12 @@ class RedisStore:
         await self._ask(self._redis.set(self._key("told-outside"), self._codec.sealed(announced)))
 
     async def drain(self, request: DrainRequest) -> None:
-        await self._put("drains", request.host, request)
-        await self._wake_leader()
+        while True:
+            _, standing = await self._stored_drain(request.host)
+            if standing is not None and (why := request.refusal(standing)):
+                raise DrainRefused(why)
+            if await self.swap_drain(request.host, standing.id if standing else "", request):
+                return
 
     async def undrain(self, host: str) -> bool:
         removed = await self._ask(self._redis.hdel(self._key("drains"), host))
@@ -273,12 +270,16 @@ class RedisStore:
         return bool(removed)
 
     async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
-        stored = await self._ask(self._redis.hget(self._key("drains"), host)) or b""
-        before = self._codec.opened(stored, DrainRequest) if stored else None
-        if (before.id if before else "") != seen:
+        stored, standing = await self._stored_drain(host)
+        if (standing.id if standing else "") != seen:
             return False
         new = b"" if request is None else self._codec.sealed(request)
         return bool(await self._run(lua.SWAP_FIELD, ["drains"], host, stored, new))
+
+    async def _stored_drain(self, host: str) -> tuple[bytes, DrainRequest | None]:
+        """The drain of ``host`` as stored, and as read; ``None`` if there is none to be read."""
+        stored = await self._ask(self._redis.hget(self._key("drains"), host)) or b""
+        return stored, self._codec.opened(stored, DrainRequest) if stored else None
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._put("rehearsals", request.host, request)

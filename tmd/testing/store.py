@@ -14,7 +14,7 @@ from msgspec import json
 from tmd.core.alerts.notices import Announced, mark
 from tmd.core.planning.election import Answer, Denied, Granted
 from tmd.core.values.breaker_state import Breaker
-from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.errors import Conflict, DrainRefused, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic, Wake
@@ -264,6 +264,9 @@ class MemoryClient:
 
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()
+        standing = self._store.drains.get(request.host)
+        if standing is not None and (why := request.refusal(standing)):
+            raise DrainRefused(why)
         self._store.drains[request.host] = request
         self._store.wake_leader()
 

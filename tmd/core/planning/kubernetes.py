@@ -19,13 +19,12 @@ from tmd.core.planning.scheduler_drains import (
     HostRecord,
     faults_of,
     host_drains,
-    known_hosts,
     matching,
     unclear,
 )
 from tmd.core.values.model import Alert, ClusterView, HostStatus
 from tmd.core.values.printable import printable
-from tmd.core.values.view_checks import jobs_by_host, not_understood
+from tmd.core.values.view_checks import jobs_by_host, known_hosts, not_understood
 
 BY = "kubernetes:"
 """Beginning of the requester of a drain that stands for the state of a node."""

@@ -15,7 +15,6 @@ from tmd.core.alerts.findings import BANNED, GRAVE
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobState, Strategy
 from tmd.core.values.printable import printable
 from tmd.core.values.requests import DrainRequest
-from tmd.core.values.view_checks import jobs_by_host
 
 LONGEST_REASON = 200
 
@@ -163,12 +162,6 @@ def _bounded(
         for host, _ in fresh[room:]
     ]
     return [*again, *fresh[:room]], late
-
-
-def known_hosts(view: ClusterView) -> set[str]:
-    """Hosts with a heartbeat (even one of a later release), a rank or a drain request."""
-    alive = {h.host for h in view.hosts} | {*view.unread}
-    return alive | jobs_by_host(view).keys() | {d.host for d in view.drains}
 
 
 def matching(hosts: Iterable[str], names: Iterable[str]) -> dict[str, str]:

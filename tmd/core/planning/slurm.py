@@ -16,11 +16,11 @@ from tmd.core.planning.scheduler_drains import (
     brief,
     faults_of,
     host_drains,
-    known_hosts,
     matching,
     unclear,
 )
 from tmd.core.values.model import ClusterView
+from tmd.core.values.view_checks import known_hosts
 
 SINFO_FORMAT = "%N|%T|%E"
 """Name, state and reason of a node, for ``sinfo --all --Node --noheader``."""

@@ -5,6 +5,7 @@ TmdError
 ├── IllegalTransition   a bug in tmd: an event that a state table does not allow; nothing changed
 ├── StaleLease          a newer leader exists; the caller must stop acting
 ├── Conflict            the record changed meanwhile; read again and decide again
+├── DrainRefused        a drain request that bars the host more stands; withdraw that one first
 ├── StoreUnavailable    Redis cannot be reached; decisions wait, training continues
 ├── WireError           the peer on the Unix socket sent bytes that violate our protocol
 ├── PluginError         a plug-in cannot be loaded or broke its contract; names plug-in and origin
@@ -46,6 +47,10 @@ class StaleLease(TmdError):
 
 class Conflict(TmdError):
     """The record changed since it was read: read again, decide again."""
+
+
+class DrainRefused(TmdError):
+    """A drain request on which somebody may rely stands, and the new one promises less."""
 
 
 class StoreUnavailable(TmdError):

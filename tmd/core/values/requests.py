@@ -27,6 +27,21 @@ class DrainRequest(Struct, frozen=True):
         """Whether the host gets no rank until the request is withdrawn."""
         return self.leave or not (self.soft or self.reserve)
 
+    def refusal(self, standing: DrainRequest) -> str:
+        """Why this request cannot replace ``standing``, on which somebody may rely; empty if it
+        can."""
+        by = standing.by or "an operator"
+        if standing.leave and not self.leave:
+            promised = "that its workers exit"
+        elif standing.bars and not self.bars:
+            promised = "that it gets no rank, not even after a loss"
+        else:
+            return ""
+        return (
+            f"{by} has drained {self.host} and relies on it {promised}: run "
+            f"'tmd undrain {self.host}' first to take that back"
+        )
+
 
 class RehearsalRequest(Struct, frozen=True):
     """The standbys of a host must prove (again) that they compute the bits of their job."""

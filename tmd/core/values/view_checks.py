@@ -23,9 +23,15 @@ def jobs_by_host(view: ClusterView) -> dict[str, list[JobRecord]]:
     return found
 
 
+def known_hosts(view: ClusterView) -> set[str]:
+    """Hosts with a heartbeat (even one of a later release), a rank or a drain request."""
+    alive = {h.host for h in view.hosts} | {*view.unread}
+    return alive | jobs_by_host(view).keys() | {d.host for d in view.drains}
+
+
 def unknown_host(view: ClusterView, host: str) -> str:
     """Why a request cannot name ``host``; empty if it can."""
-    known = {h.host for h in view.hosts} | set(jobs_by_host(view))
+    known = known_hosts(view)
     if host in known:
         return ""
     names = ", ".join(sorted(known)) or "none"

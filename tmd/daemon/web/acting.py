@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from msgspec import Struct
 
 from tmd.core.values.decode_errors import UNREADABLE, brief
+from tmd.core.values.errors import DrainRefused
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.view_checks import unknown_host
 from tmd.daemon.breaker import end_pause
@@ -31,6 +32,8 @@ class Drain(Struct, frozen=True, forbid_unknown_fields=True):
     """The host may take ranks again once it holds none."""
     by: str = ""
     """Name of the requester, for the records."""
+    absent: bool = False
+    """The cluster may not know the host."""
 
 
 class Undrain(Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +48,7 @@ async def drain(request: web.Request) -> web.Response:
     body = await _admitted(request, Drain)
     store = request.app[PARTS].store
     unknown = unknown_host(await store.snapshot(), body.host)
-    if unknown:
+    if unknown and not body.absent:
         raise Refused(RequestProblem(404, "unknown_host", unknown))
     by = body.by or f"http {request.remote}"
     drain_request = DrainRequest(
@@ -56,7 +59,10 @@ async def drain(request: web.Request) -> web.Response:
         by=by,
         at=time.time(),
     )
-    await store.drain(drain_request)
+    try:
+        await store.drain(drain_request)
+    except DrainRefused as error:
+        raise Refused(RequestProblem(409, "drained", str(error))) from None
     return answer({"drain": drain_request}, 202)
 
 

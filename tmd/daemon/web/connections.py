@@ -1,7 +1,8 @@
 """Bounds the connections: an idle one makes room for a new one.
 
-A request that is being answered is never dropped for a new client. Slow answers have fewer places
-than there are connections, so a health probe is always admitted.
+If none is idle, a client makes room that does not read its answer. No other request that is being
+answered is dropped for a new client. Slow answers have fewer places than there are connections, so
+a health probe is always admitted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class BoundedConnection(asyncio.Protocol):
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.unread = False
+        """Whether the answer waits for the client to read."""
 
     def drop(self) -> None:
         """Close at once, without waiting for the client to read."""
@@ -64,9 +67,11 @@ class BoundedConnection(asyncio.Protocol):
         return self.handler.eof_received()
 
     def pause_writing(self) -> None:
+        self.unread = True
         self.handler.pause_writing()
 
     def resume_writing(self) -> None:
+        self.unread = False
         self.handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -92,7 +97,8 @@ class Connections:
     def welcome(self) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
         if len(self._waiting) + len(self._answered) >= self._limits.connections:
-            longest = next(iter(self._waiting), None)
+            unread = (c for c in self._answered.values() if c.unread)
+            longest = next(iter(self._waiting), None) or next(unread, None)
             if longest is None:
                 return _Full()
             longest.drop()

@@ -24,6 +24,8 @@ DIGITS = 4
 class Sample(Struct, frozen=True, omit_defaults=True):
     """A job at one time."""
 
+    number: int
+    """Of the look at all jobs, counted by this daemon: unlike ``at`` it never goes back."""
     at: float
     step: int
     step_s: float
@@ -40,12 +42,13 @@ Samples = dict[str, tuple[Sample, ...]]
 """Job -> samples, oldest first."""
 
 
-def sampled(before: Samples, view: ClusterView, now: float) -> Samples:
-    """``before`` and one sample of each job that has made a step since."""
+def sampled(before: Samples, view: ClusterView, now: float, number: int) -> Samples:
+    """``before`` and one sample of each job that has made a step since. If the clock was set back,
+    what is later than ``now`` is dropped."""
     found: Samples = {}
     for record in sorted(view.jobs, key=lambda r: r.state in ENDED)[:MOST_JOBS]:
-        known = before.get(record.job, ())
-        fresh = _sample(view, record, now)
+        known = tuple(s for s in before.get(record.job, ()) if s.at <= now)
+        fresh = _sample(view, record, now, number)
         if fresh is not None and not (known and known[-1].step == fresh.step):
             known = (*known, fresh)[-KEPT:]
         if known:
@@ -58,24 +61,27 @@ class History:
 
     def __init__(self) -> None:
         self.samples: Samples = {}
+        self._looks = 0
 
     def take(self, view: ClusterView, now: float) -> None:
         """Add a sample of each job of ``view``."""
-        self.samples = sampled(self.samples, view, now)
+        self._looks += 1
+        self.samples = sampled(self.samples, view, now, self._looks)
 
 
-def newer(samples: Samples, than: float) -> Samples:
-    """Those taken later than ``than``."""
-    fresh = {job: tuple(s for s in known if s.at > than) for job, known in samples.items()}
+def newer(samples: Samples, than: int) -> Samples:
+    """Those of looks after number ``than``."""
+    fresh = {job: tuple(s for s in known if s.number > than) for job, known in samples.items()}
     return {job: known for job, known in fresh.items() if known}
 
 
-def _sample(view: ClusterView, record: JobRecord, now: float) -> Sample | None:
+def _sample(view: ClusterView, record: JobRecord, now: float, number: int) -> Sample | None:
     ranks = ranks_of(view, record)
     if not ranks.step:
         return None
     computed = all(status is not None and status.pace is not None for status in ranks.statuses)
     return Sample(
+        number=number,
         at=now,
         step=ranks.step,
         step_s=rounded(step_seconds(record, view)),

@@ -26,7 +26,7 @@ FIRST = "0"
 """A cursor before all alerts."""
 MOST_STREAMS = 16
 QUIET_S = 15.0
-"""Interval of keep-alive comments without news, which detect a broken connection."""
+"""Longest time in which a stream sends nothing."""
 BATCH = 200
 READ_S = 30.0
 """A client that does not read for this long is disconnected."""
@@ -46,6 +46,10 @@ class News(Protocol):
         """The client was told that Redis is away: the next call has news, if only that it is
         back."""
 
+    @property
+    def nothing(self) -> bytes:
+        """What is sent after :data:`QUIET_S` without news, which detects a broken connection."""
+
 
 class StateNews:
     """``state``: the whole state when it changed."""
@@ -64,6 +68,10 @@ class StateNews:
     def interrupted(self) -> None:
         self._sent = b""
 
+    @property
+    def nothing(self) -> bytes:
+        return b": quiet\n\n"
+
 
 class PageNews:
     """``whole``: all rows; from then on ``delta``: those that changed."""
@@ -72,15 +80,14 @@ class PageNews:
         self._latest = latest
         self._history = history
         self._sent: Rows | None = None
-        self._sampled_at = 0.0
+        self._sampled = 0
+        """The latest sample that was sent, by its number."""
         self._was_away = False
 
     async def fresh(self) -> bytes:
         rows = await self._latest.rows()
-        samples = newer(self._history.samples, self._sampled_at)
-        self._sampled_at = max(
-            (known[-1].at for known in samples.values()), default=self._sampled_at
-        )
+        samples = newer(self._history.samples, self._sampled)
+        self._sampled = max((known[-1].number for known in samples.values()), default=self._sampled)
         before, self._sent = self._sent, rows
         if before is None:
             return _event("whole", msgspec.json.encode({"rows": rows, "samples": samples}))
@@ -93,6 +100,10 @@ class PageNews:
 
     def interrupted(self) -> None:
         self._was_away = True
+
+    @property
+    def nothing(self) -> bytes:
+        return _event("quiet", b"{}")  # the page sees no comments
 
 
 class Streams:
@@ -159,7 +170,7 @@ class Streams:
                     sent += away
                 news.interrupted()
             if not sent and clock() - spoke_at > QUIET_S:
-                sent = b": quiet\n\n"
+                sent = news.nothing
             if sent:
                 async with asyncio.timeout(READ_S):
                     await response.write(sent)

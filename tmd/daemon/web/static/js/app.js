@@ -125,6 +125,7 @@ new ResizeObserver(() => draw(["sample"])).observe(byId("charts"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(["sample"]));
 // A plan that is under way grows, also while nothing is heard of it.
 setInterval(() => { if (busy(feed.of("plan"))) draw(["plan"]); }, 1000);
+setInterval(() => feed.look(), 5000);
 
 watchActions();
 watchHeat();

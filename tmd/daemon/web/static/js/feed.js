@@ -4,6 +4,8 @@ const HOUR_MS = 3600e3;
 /** All that can change: kinds of rows, and what is no row. */
 export const KINDS = ["link", "cluster", "job", "host", "plan", "alert", "log", "sample", "rank", "standby"];
 const AGAIN_MS = 3000;
+/** Longer than the daemon ever sends nothing. */
+const SILENT_MS = 40e3;
 const LOGGED = 300;
 const SAMPLES = 300;
 
@@ -22,9 +24,15 @@ export class Feed {
 
   open() {
     this.log = [];
+    this.source?.close();
+    this.heardAt = Date.now();
     // Cursors of the alert stream begin with milliseconds.
-    const source = new EventSource(`v1/page?after=${Date.now() - HOUR_MS}`);
-    const on = (kind, take) => source.addEventListener(kind, (e) => take(e.data && JSON.parse(e.data)));
+    const source = this.source = new EventSource(`v1/page?after=${this.heardAt - HOUR_MS}`);
+    const on = (kind, take) => source.addEventListener(kind, (e) => {
+      this.heardAt = Date.now();
+      take(e.data && JSON.parse(e.data));
+    });
+    on("quiet", () => {});
     source.addEventListener("error", () => {
       this.say("the daemon does not answer; trying again", "bad");
       // A browser gives up after a refusal, such as that of a daemon with too many streams.
@@ -39,6 +47,19 @@ export class Feed {
       this.changed(new Set(KINDS));
     });
     on("delta", (delta) => this.take(delta));
+  }
+
+  /** To be called now and then. A stream from a daemon that hangs reports no error. */
+  look() {
+    const now = Date.now();
+    const recent = this.log.filter((alert) => alert.at * 1000 > now - HOUR_MS);
+    if (recent.length < this.log.length) {
+      this.log = recent;
+      this.changed(new Set(["log"]));
+    }
+    if (now - this.heardAt < SILENT_MS) return;
+    this.say("nothing comes from the daemon; trying again", "bad");
+    this.open();
   }
 
   say(text, kind = "") {
@@ -60,9 +81,15 @@ export class Feed {
       kinds.add(kindOf(key));
     }
     for (const [job, fresh] of Object.entries(samples)) {
-      this.samples.set(job, [...(this.samples.get(job) ?? []), ...fresh].slice(-SAMPLES));
+      // Later ones are from before the clock of the daemon was set back.
+      const known = (this.samples.get(job) ?? []).filter((sample) => sample.at < fresh[0].at);
+      this.samples.set(job, [...known, ...fresh].slice(-SAMPLES));
       kinds.add("sample");
     }
+    // The rows of another version may be unknown to these scripts.
+    const version = this.rows.get("cluster")?.version;
+    this.version ??= version;
+    if (version !== this.version) location.reload();
     this.link = { text: "live", kind: "good" };
     this.changed(kinds);
   }

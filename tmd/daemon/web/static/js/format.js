@@ -9,7 +9,13 @@ export function seconds(s) {
   return `${Math.round(s / 86400)} d`;
 }
 
-export const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+/** The time of day, with the date if it is not today's. */
+export function clock(at) {
+  const then = new Date(at * 1000);
+  const time = then.toLocaleTimeString([], { hour12: false });
+  if (then.toDateString() === new Date().toDateString()) return time;
+  return `${then.toLocaleDateString([], { month: "short", day: "numeric" })}, ${time}`;
+}
 export const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 export const decimal = (n) => (Math.abs(n) < 1e5 ? n.toFixed(n < 100 ? 4 : 1) : n.toExponential(2));
 export const number = (n) => n.toLocaleString("en");
