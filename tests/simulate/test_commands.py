@@ -75,6 +75,29 @@ def test_a_trace_of_ones_own_is_played_once(
     assert found["outcomes"][0]["lost"]["hold"] == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("command", [simulate, advise])
+def test_lines_of_a_trace_beyond_the_end_of_the_job_are_left_out(
+    command: Callable[..., None], as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They do not strike, so that neither failures nor intervals count them."""
+    file = tmp_path / "trace.csv"
+    within = "at_h,place,scope,warned\n10,0,,\n20,1,,drain\n47.5,,job,\n"
+    later = "48,0,,\n48.5,1,,drain\n" + "".join(f"{hour},,job,\n" for hour in range(100, 400))
+    printed = []
+    for text in (within, within + later):
+        file.write_text(text)
+        command(hosts=4, replica_hosts=4, days=2.0, trace=file, costs="published", as_json=as_json)
+        printed.append(capsys.readouterr())
+
+    assert printed[1].out == printed[0].out
+    assert printed[0].err == ""
+    assert printed[1].err == (
+        f"tmd: warning: {file}: 302 of 305 faults are at or beyond the end of --days 2 and are "
+        "left out\n"
+    )
+
+
 def test_a_price_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="--price 0: give a price above 0"):
         advise(price=0.0)

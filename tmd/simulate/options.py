@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
+from tmd.cli import output
 from tmd.config import load
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import costs, failures, trace_file
@@ -87,22 +88,32 @@ class Source(Struct, frozen=True):
         """The source of the failures, as shown in the output."""
         return failures.table_named(self.table).source if self.file is None else str(self.file)
 
-    def trace(self, job: Job, standbys: int, seed: int) -> tuple[Fault, ...]:
-        """The trace of this seed; of a file always the same.
+    def traces(self, job: Job, standbys: int, seed: int, runs: int) -> list[tuple[Fault, ...]]:
+        """One trace for each run; of a file only one.
 
         Raises:
             ConfigError: there is no such table, or the file is wrong.
         """
         if self.file is not None:
-            return trace_file.read(self.file, job.hosts, standbys, self.assumptions)
-        return failures.drawn(
-            failures.table_named(self.table), job, standbys, self.assumptions, seed
-        )
+            found = trace_file.read(self.file, job.hosts, standbys, self.assumptions)
+            return [_within(found, job, self.file)]
+        table = failures.table_named(self.table)
+        return [
+            failures.drawn(table, job, standbys, self.assumptions, each)
+            for each in range(seed, seed + runs)
+        ]
 
-    def traces(self, job: Job, standbys: int, seed: int, runs: int) -> list[tuple[Fault, ...]]:
-        """One trace for each run; of a file only one."""
-        seeds = range(seed, seed + (runs if self.file is None else 1))
-        return [self.trace(job, standbys, each) for each in seeds]
+
+def _within(found: tuple[Fault, ...], job: Job, file: Path) -> tuple[Fault, ...]:
+    """The faults before the end of ``job``; a warning counts the others, which never strike."""
+    kept = tuple(fault for fault in found if fault.at_s < job.whole_s)
+    if len(kept) < len(found):
+        output.say(
+            f"tmd: warning: {file}: {len(found) - len(kept)} of {len(found)} faults are at or "
+            f"beyond the end of --days {job.hours / DAY_H:g} and are left out",
+            err=True,
+        )
+    return kept
 
 
 def checked(option: str, value: float) -> float:
