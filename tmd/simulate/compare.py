@@ -11,7 +11,7 @@ from tmd.daemon.plugins import load_policies
 from tmd.simulate.advice import checkpoint_every_s
 from tmd.simulate.cluster import OperatorRules, SimulatedCluster
 from tmd.simulate.costs import Costs
-from tmd.simulate.engine import LossHandling, run
+from tmd.simulate.engine import LossHandling, between_returns_s, run
 from tmd.simulate.ledger import TrainingPace
 from tmd.simulate.restarting import Restarting
 from tmd.simulate.shrinking import Shrinking
@@ -57,20 +57,23 @@ def setups(methods: Sequence[RecoveryMethod], standbys: int) -> list[RecoverySet
 
 def outcome(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> Outcome:
     """The outcome of one setup."""
-    pace = pace_of(study, trace, setup)
-    places = study.job.hosts + setup.standbys
+    job, rejoin_s = study.job, study.costs.rejoin_s
+    places = job.hosts + setup.standbys
     seen = [f for f in trace if f.scope is FaultScope.JOB or f.place < places]
-    return run(seen, study.job, setup, _handling(study, setup), pace, study.costs.rejoin_s)
-
-
-def pace_of(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> TrainingPace:
-    """What ``setup`` pays for each step beside computing it."""
-    job, costs = study.job, study.costs
-    every = study.checkpoint_every_s
-    if every is None:
-        gap_s = job.whole_s / max(1, _rewinds(trace, job, setup))
+    pace = _pace(study, setup)
+    every_s = study.checkpoint_every_s
+    if every_s is None:
+        # How often a setup returns to a checkpoint is not known before it is played.
+        gap_s = between_returns_s(seen, job, _handling(study, setup), pace, rejoin_s)
         # One that costs nothing is taken after each step.
-        every = max(costs.step_s, checkpoint_every_s(costs.save_s, gap_s))
+        every_s = max(study.costs.step_s, checkpoint_every_s(study.costs.save_s, gap_s))
+    pace = pace._replace(every_s=every_s)
+    return run(seen, job, setup, _handling(study, setup), pace, rejoin_s)
+
+
+def _pace(study: Study, setup: RecoverySetup) -> TrainingPace:
+    """What ``setup`` pays for each step beside computing it; it saves no checkpoint yet."""
+    job, costs = study.job, study.costs
     tmd, steps = setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT), study.snapshot_steps
     snapshots = (
         costs.snapshot_s / (steps * costs.step_s)
@@ -78,19 +81,7 @@ def pace_of(study: Study, trace: Sequence[Fault], setup: RecoverySetup) -> Train
         else 0.0
     )
     shadow = costs.hot_share * setup.standbys if setup.method is RecoveryMethod.HOT else 0.0
-    return TrainingPace(costs.step_s, every, costs.save_s, snapshots, shadow)
-
-
-def _rewinds(trace: Sequence[Fault], job: Job, setup: RecoverySetup) -> int:
-    """About how often the job returns to a checkpoint: at each fault, or only if all workers end.
-
-    Without a replica the loss of two neighbours at once also ends all. That is rare, and left out.
-    """
-    keeps = setup.method in (RecoveryMethod.WARM, RecoveryMethod.HOT) or (
-        setup.method is RecoveryMethod.ELASTIC and not job.state_exists_once
-    )
-    every = interruptions(trace, job)
-    return every - losses(trace, job) if keeps else every
+    return TrainingPace(costs.step_s, 0.0, costs.save_s, snapshots, shadow)
 
 
 def _handling(study: Study, setup: RecoverySetup) -> LossHandling:

@@ -65,6 +65,9 @@ class _Run:
         self.ledger = TimeLedger(pace)
         self.counts: Counter[str] = Counter()
         self.struck = 0
+        self.returns = 0
+        """Returns to a checkpoint after which work is repeated."""
+        self.trained_s = 0.0
         self._whole_s, self._rejoin_s = whole_s, rejoin_s
         self._now = 0.0
         self._chosen = TRAINING
@@ -97,6 +100,7 @@ class _Run:
         """Count the time up to ``until``."""
         seconds, self._now = until - self._now, until
         if self._chosen.cause is None:
+            self.trained_s += seconds
             self.ledger.train(seconds, self._chosen.speed)
         else:
             self.ledger.stand(seconds, self._chosen.cause)
@@ -105,6 +109,7 @@ class _Run:
         for loss in chosen.losses:
             self.ledger.lose(loss)
         if chosen.from_checkpoint:
+            self.returns += any(loss.seconds > 0 for loss in chosen.losses)
             self.ledger.from_checkpoint()
         if chosen.cause is not None:
             self.counts[str(chosen.cause)] += 1
@@ -166,3 +171,15 @@ def run(
         counts={name: float(n) for name, n in one.counts.items()},
         checkpoint_s=pace.every_s,
     )
+
+
+def between_returns_s(
+    trace: Sequence[Fault], job: Job, handling: LossHandling, pace: TrainingPace, rejoin_s: float
+) -> float:
+    """Mean time of training between two returns to a checkpoint after which work is repeated.
+
+    It is all time of training if the job never returns.
+    """
+    one = _Run(handling, pace, job.whole_s, rejoin_s)
+    one.play(trace)
+    return one.trained_s / max(1, one.returns)
