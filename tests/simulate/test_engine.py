@@ -185,6 +185,73 @@ def test_an_elastic_job_without_a_whole_replica_restarts() -> None:
     assert found == {"repeated_steps": AT, "restart": 400.0}
 
 
+# --- an elastic job whose replicas have two hosts -------------------------------------------------
+
+LATER = AT + 1000.0
+
+
+def elastic(*faults: Fault, hosts: int = 4, spares: int = 0) -> dict[str, float]:
+    """What it loses in 100 hours."""
+    asked = study(hosts, replica_hosts=2)
+    return lost_s(played(RecoveryMethod.ELASTIC, spares, *faults, asked=asked))
+
+
+@pytest.mark.parametrize("hosts", [4, 6])
+def test_healthy_hosts_of_broken_replicas_make_a_whole_one(hosts: int) -> None:
+    """One replica less trains for all of the time but the resizes."""
+    found = elastic(fault(AT, 0), fault(LATER, 3), hosts=hosts)
+
+    resized = 2 * COSTS.resize_s
+    shrunk = (100 * HOUR - AT - resized) / (hosts / 2)
+    assert set(found) == {"interrupted_step", "resize", "shrunk"}
+    assert found["resize"] == resized
+    assert found["shrunk"] == pytest.approx(shrunk)
+
+
+def test_the_part_of_the_state_that_no_host_has_left_is_lost_but_nobody_is_waited_for() -> None:
+    """The hosts at places 0 and 2 had the first half of the state."""
+    found = elastic(fault(AT, 0), fault(LATER, 2))
+
+    repeated = LATER - AT - COSTS.resize_s
+    assert found["repeated_steps"] == pytest.approx(AT - 4.0 + repeated / 2)
+    assert found["restart"] == COSTS.restart_s
+    assert "hold" not in found
+
+
+def test_a_host_that_leaves_with_a_warning_hands_its_part_of_the_state_on() -> None:
+    found = elastic(fault(AT, 0), fault(LATER, 2, warned=Warned.DRAIN))
+
+    assert found["planned_move"] == COSTS.resize_s
+    assert "repeated_steps" not in found
+    assert "restart" not in found
+
+
+def test_the_loss_of_a_host_that_did_not_train_stops_nothing() -> None:
+    """Its replica was broken before."""
+    one, both = elastic(fault(AT, 0)), elastic(fault(AT, 0), fault(LATER, 1))
+
+    assert both == one
+    assert one["resize"] == COSTS.resize_s
+
+
+def test_the_loss_of_a_host_that_did_not_train_begins_no_restart_anew() -> None:
+    bug = fault(LATER, scope=FaultScope.JOB)
+    one = elastic(fault(AT, 0), bug)
+    both = elastic(fault(AT, 0), bug, fault(LATER + COSTS.restart_s / 2, 1))
+
+    assert both == one
+    assert one["restart"] == COSTS.restart_s
+
+
+def test_a_spare_and_a_host_of_a_broken_replica_make_a_whole_one() -> None:
+    """The spare starts for the place of the first loss, whose replica is then taken apart."""
+    found = elastic(fault(AT, 0), fault(AT + 100.0, 3), hosts=4, spares=2)
+
+    assert "repeated_steps" not in found
+    # Each loss, and the second spare: the first one alone makes no replica whole.
+    assert found["resize"] == 3 * COSTS.resize_s
+
+
 # --- whatever happens -----------------------------------------------------------------------------
 
 FAULTS = st.lists(

@@ -1,13 +1,16 @@
 """Elastic shrinking: the job goes on with fewer replicas. A model of a rival.
 
 A replica that lacks a host does not train, and the others do not wait for it. A host in reserve, or
-one that is back, takes the place of a lost one after the time of a start. Losses and weights differ
-from those of an undisturbed job; the model counts batches only.
+one that is back, takes the place of a lost one after the time of a start. Healthy hosts of broken
+replicas make whole ones in the pause of a resize. A host that waits for others keeps its part of
+the state in step: it takes part in the averages of gradients, and adds none. Losses and weights
+differ from those of an undisturbed job; the model counts batches only.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 from tmd.simulate.costs import Costs
 from tmd.simulate.places import Places
@@ -43,17 +46,20 @@ class Shrinking(Places):
         return None  # it can only go on without the host, at the fault as well as before
 
     def lost(self, host: str, fault: Fault, now: float, work: WorkDone) -> NextPhase | None:
+        before = self._whole()
         if not self._remove(host):
             return None
-        trained = self._ready.pop(host, None) is None
+        self._ready.pop(host, None)
+        planned = fault.warned is not Warned.NOT
+        trained, kept = self._whole() < before, planned or self._holds_state()
+        self._regroup()
         self._start(now)
-        if self._stands in (Cause.RESTART, Cause.HOLD):
-            return self._restarts(())
         if not trained:
             return self._trains(now) if self._stands is None else None
-        planned = fault.warned is not Warned.NOT
-        if not self._whole():
-            # The state is lost with the last replica, unless it is saved before.
+        if self._stands is Cause.RESTART:
+            return self._restarts(())
+        if not kept or not self._whole():
+            # The state is lost with the last host of a part, unless it is saved before.
             return self._restarts(() if planned else unsaved(work))
         step = () if planned else (LostWork(Cause.INTERRUPTED_STEP, work.in_step_s),)
         return self._resizes(Cause.PLANNED_MOVE if planned else Cause.RESIZE, step)
@@ -72,6 +78,7 @@ class Shrinking(Places):
         before = self._whole()
         for host in [h for h, at in self._ready.items() if at <= now + MOMENT_S]:
             del self._ready[host]
+        self._regroup()
         if self._stands is None and self._whole() > before:
             return self._resizes(Cause.RESIZE, ())
         self._stands = None
@@ -94,21 +101,47 @@ class Shrinking(Places):
         return NextPhase(self._costs.resize_s, cause, losses)
 
     def _restarts(self, losses: tuple[LostWork, ...]) -> NextPhase:
-        """All replicas that have their hosts start from a checkpoint, or the job waits for one."""
-        if all(None in replica for replica in self._replicas()):
+        """All whole replicas of the hosts that are up start from a checkpoint, or the job waits."""
+        self._ready.clear()
+        self._regroup()
+        if not self._whole():
             self._stands = Cause.HOLD
             return holding(losses)
-        self._ready.clear()
         self._stands = Cause.RESTART
         return restarting(self._costs.restart_s, losses)
 
+    # --- replicas ---------------------------------------------------------------------------------
+
+    def _works(self, place: int) -> bool:
+        """Whether the host in a place is up, and has started."""
+        host = self._ranks[place]
+        return host is not None and host not in self._ready
+
     def _whole(self) -> int:
         """Replicas whose hosts all train."""
-        return sum(
-            all(host is not None and host not in self._ready for host in replica)
-            for replica in self._replicas()
-        )
+        return sum(all(map(self._works, replica)) for replica in self._replicas())
 
-    def _replicas(self) -> list[list[str | None]]:
+    def _holds_state(self) -> bool:
+        """Whether each part of the state is on a host that works."""
+        size, places = self._job.replica_hosts, len(self._ranks)
+        return all(any(map(self._works, range(n, places, size))) for n in range(size))
+
+    def _regroup(self) -> None:
+        """Hosts of broken replicas make as many whole ones as they can."""
         size = self._job.replica_hosts
-        return [self._ranks[n : n + size] for n in range(0, len(self._ranks), size)]
+        broken = [r for r in self._replicas() if not all(map(self._works, r))]
+        while sum(map(self._works, chain(*broken))) >= size:
+            filled = max(broken, key=lambda replica: sum(map(self._works, replica)))
+            broken.remove(filled)
+            for place in filled:
+                if not self._works(place):
+                    spare = [p for p in chain(*broken) if self._works(p)]
+                    # A host with the same part of the state has no need to copy one.
+                    other = min(spare, key=lambda p: (p - place) % size != 0)
+                    ranks = self._ranks
+                    ranks[place], ranks[other] = ranks[other], ranks[place]
+
+    def _replicas(self) -> list[range]:
+        """The places of each replica."""
+        size = self._job.replica_hosts
+        return [range(n, n + size) for n in range(0, len(self._ranks), size)]
