@@ -107,3 +107,43 @@ async def test_a_lost_shard_survives_in_its_hot_standby(
         assert plan.moves[0].source is None
         assert plan.rollback is None
         await run.ends_like(sharded_golden, lost=1)
+
+
+# The last step of a loop and its end; with an evaluation as each tenth step and after the loop: the
+# step before one, an evaluation, the end of the loop, and the evaluation after it.
+@pytest.mark.thorough
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize(
+    ("every", "step", "epochs"),
+    [
+        (0, 59, 1),
+        (0, 60, 2),
+        (10, 59, 1),
+        (10, 60, 1),
+        (10, 66, 1),
+        (10, 66, 2),
+        (10, 67, 2),
+    ],
+)
+async def test_a_rank_is_lost_after_a_vote_whose_outcome_others_know(
+    every: int, step: int, epochs: int, sharded: bool, tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """They go on, to an evaluation or out of the loop, and the hot standby cannot know it."""
+    arguments = ["--steps", "60", "--epochs", str(epochs), "--evaluate", str(every)]
+    faults = [PACE, f"after-vote@2:{step}=kill"]
+    if sharded:
+        arguments += ["--sharded", "--snapshots", "0"]
+        faults.append(NEVER_SENT)
+    (tmp_path / "golden").mkdir()
+    golden = golden_of(tmp_path / "golden", arguments)
+    async with running(
+        tmp_path, redis.url, faults=faults, arguments=arguments, more_config="[shadow]\nhot = 1\n"
+    ) as run:
+        await run.shadowed()
+        run.let_go("between")
+        plan = await run.done("trainer")
+
+        assert run.fired("after-vote")
+        assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
+        assert plan.resume is not None
+        await run.ends_like(golden, lost=1, unwritten=[(2, plan.resume - 1)])

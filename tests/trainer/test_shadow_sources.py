@@ -236,13 +236,13 @@ def test_sums_of_a_joiner_in_step_are_compared_in_some_steps() -> None:
         proving, other = 2000, 2001
         floats, integers = [zeros(4)], [zeros(4, dtype=int64)]
         s.mirrors.at_boundary(proving)
-        s.mirrors.in_step = True
+        s.mirrors.begin_step(trains=True)
         in_step = [bool(s.mirrors.given("allreduce", "0", t)) for t in (floats, integers)]
         gathers = bool(s.mirrors.given("allgather", "0", floats))
         s.mirrors.voted([1])
         after_vote = bool(s.mirrors.given("allreduce", "0", floats))
         s.mirrors.at_boundary(other)
-        s.mirrors.in_step = True
+        s.mirrors.begin_step(trains=True)
         later = bool(s.mirrors.given("allreduce", "0", floats))
         s.mirrors.close()
         ear.end()
@@ -258,7 +258,7 @@ def test_a_joiner_proves_what_it_computes_in_steps_that_train(trains: bool) -> N
     """In an evaluation a script may gather what its process alone knows, such as what it logged."""
     with scene(feed(closed=False)) as s:
         s.follow(0, 0)
-        s.mirrors.in_step = trains
+        s.mirrors.begin_step(trains=trains)
 
         given = s.mirrors.given("allgather", "group", [zeros(1, dtype=int64)])
 

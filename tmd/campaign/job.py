@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ def sharded(net: Net) -> nn.Module:
     return net
 
 
+def barrier() -> None:
+    """Stands for an evaluation, with a collective between two steps."""
+    dist.all_reduce(torch.ones(1))
+
+
 def communicate(args: argparse.Namespace, rank: int, inputs: Tensor) -> None:
     """Additional outputs of the ranks. With messages rank 1 computes with one of rank 0, received
     by name or from any rank."""
@@ -124,6 +129,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--leave-early", action="store_true", help="does not end a broken step")
     parser.add_argument("--loaders", type=int, default=0, help="processes that load data")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
+    parser.add_argument("--evaluate", type=int, default=0, help="steps between two evaluations")
     parser.add_argument("--pace", type=float, default=0.0, help="additional seconds for each step")
     parser.add_argument("--last", type=int, default=0, help="waits in this step until hurried")
     parser.add_argument("--work", type=float, default=0.0, help="seconds of work in each step")
@@ -173,8 +179,16 @@ def main() -> None:
         session.checkpoint(args.checkpoints, every=args.every)
     # An earlier release that runs this script may not know an option.
     options = {"leave_early": True} if args.leave_early else {}
-    calls = (session.batches(loader, **options) for _ in range(args.epochs))
-    for inputs, targets in chain.from_iterable(calls):
+    every = args.evaluate
+    evaluate = session.repeatable(barrier) if every else None
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(args.epochs):
+            yield from session.batches(loader, **options)
+            if evaluate is not None:
+                evaluate()
+
+    for inputs, targets in batches():
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)
         if session.step_number == args.grow_step and not session.shadowing:
@@ -190,6 +204,8 @@ def main() -> None:
             optimizer.step()
             step.record(loss)
         scheduler.step()
+        if evaluate is not None and session.step_number % every == 0:
+            evaluate()
         injector.reach("between")
         injector.linger(args.pace, args.last)
     leave_digest(session, net)

@@ -86,15 +86,15 @@ class ShadowSession:
         """The first step that this worker computed itself."""
         self._first_own: int | None = None
         """The first of these that trained: the end of a ``batches()`` call proves nothing."""
-        self._stage = ShadowStage.ASKED
-        self._place = ShadowPlace.WAITING
+        self._stage, self._place = ShadowStage.ASKED, ShadowPlace.WAITING
         self._digests = DigestComparison()
         self._refuted: TmdError | None = None
         self.lag = Lag(limits.lag)
-        self._started = time.monotonic()
-        self._positioned_at = 0.0
+        self._started, self._positioned_at = time.monotonic(), 0.0
         self.exists_once = False
         """Whether the rank's state has no replica."""
+        self.stands_in = False
+        """Whether this worker has committed the step of a lost rank, which it takes next."""
         self.follows_tails = False
         """Whether this worker computes no step. The leaver compares its state after the vote."""
         self.note = ""

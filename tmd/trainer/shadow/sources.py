@@ -47,7 +47,7 @@ class ShadowSources:
         self._mirrors: tuple[ShadowSource, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
-        self.in_step = False
+        self._in_step = False
         """Whether a step in which an optimizer runs has begun, and not been voted on."""
         self._within, self._beside = Meter(), Meter()
         """Processor time of mirroring: in the job's threads, and in its own threads."""
@@ -86,8 +86,12 @@ class ShadowSources:
         if self._window.version is not None:
             self._window.close()
 
-    def evaluates(self) -> None:
-        """A function of ``session.repeatable()`` runs, which may exchange parameters."""
+    def begin_step(self, *, trains: bool) -> None:
+        """A step begins. If it does not ``train``, it is a function of ``session.repeatable()``,
+        which may exchange parameters."""
+        self._in_step = trains
+        if trains:
+            return
         self.close_window()
         for mirror in self._mirrors:
             mirror.evaluates()
@@ -164,7 +168,7 @@ class ShadowSources:
         """A collective begins. Returns the digest of its inputs if a joiner has to prove itself."""
         # Outside training steps a script may gather what only its process knows: times, names of
         # files, how much it has logged. Once a joiner is in step, only sums are compared.
-        if not self.in_step:
+        if not self._in_step:
             return ""
         sums = op in SUMS and all(map(Tensor.is_floating_point, inputs))
         if not any(m.needs_proof or (sums and m.live and m.proves_sums) for m in self._mirrors):
@@ -188,7 +192,7 @@ class ShadowSources:
 
     def voted(self, result: Sequence[int]) -> None:
         """A vote has ended."""
-        self.in_step = False
+        self._in_step = False
         for mirror in self._mirrors:
             mirror.send_result(VOTE, msgpack.encode(list(result)))
 

@@ -169,6 +169,13 @@ class RankState:
         self.local.placed()
         self.seek(boundary.position)
 
+    def draw_anew(self) -> None:
+        """Stay at the position, as the rank that this worker holds now. A call that has ended gives
+        no batches."""
+        assert self.feed is not None
+        if not self.feed.closed:
+            self.feed.seek(self.feed.position)
+
     def seek(self, position: Position) -> None:
         """Continue with the batch at ``position``, as the rank that this worker holds now."""
         assert self.feed is not None

@@ -2,8 +2,7 @@
 
 The main thread passes :meth:`Coordinator.vote` before the optimizer and
 :meth:`Coordinator.boundary` before each batch. Both return only when the worker must train. Until
-then the parts of the worker carry out each activity
-(:meth:`tmd.trainer.worker.wiring.WorkerParts.act`).
+then :meth:`tmd.trainer.worker.wiring.WorkerParts.act` carries out each activity.
 Hazard: the agent's thread calls :meth:`Coordinator.obey`, and no other method.
 """
 
@@ -41,7 +40,7 @@ from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
 from tmd.trainer.worker.step_health import StepHealth
-from tmd.trainer.worker.unheard_vote import can_stand_in, wait_for_outcome
+from tmd.trainer.worker.unheard_vote import can_stand_in, has_closed, stands_in, wait_for_outcome
 from tmd.trainer.worker.warmup import Warmup
 from tmd.trainer.worker.wiring import WorkerParts, assemble
 
@@ -62,8 +61,7 @@ class Coordinator:
     def __init__(self, status: WorkerStatus) -> None:
         self._reporter = StatusReporter(status)
         self._switch: Arm | None = None
-        self._warmup = Warmup()
-        self.handovers = Handovers()
+        self._warmup, self.handovers = Warmup(), Handovers()
         self._known: WorkerParts | None = None
 
     # --- set-up -----------------------------------------------------------------------------------
@@ -80,8 +78,7 @@ class Coordinator:
         self.health = StepHealth(fabric, lambda: self.status.activity, lambda: self._following)
         self._arming = Arming.of(fabric, self._reporter.report_armed, lambda: self.status)
         self._reporter.open(agent, fabric)
-        self._watchdog = PeerWatchdog.over(fabric)
-        self._watchdog.start()
+        self._watchdog = PeerWatchdog.started(fabric)
         _, directive = self._reporter.next_response(restarted=restarted)
         if isinstance(directive, Leave):
             dismiss(directive)
@@ -164,11 +161,7 @@ class Coordinator:
         """The script begins to compute a step, in which an optimizer runs if it ``trains``."""
         self.adoption.begun()
         self._pacing.begin()
-        self._parts.migration.begun(trains=trains)
-        self._parts.sources.in_step = trains
-        if not trains:
-            self._parts.sources.evaluates()
-        self._parts.continuation.begin_step(trains=trains)
+        self._parts.begin_step(trains=trains)
 
     def vote(self, local: LocalState, kind: VoteKind = VoteKind.STEPPING) -> VoteOutcome:
         """Whether this step is committed; raises Interrupted if not."""
@@ -247,8 +240,7 @@ class Coordinator:
                 case NextLoop():
                     return False
         if self.status.activity is Activity.TRAINING and not self.finishing:
-            self._parts.sources.at_boundary(self.status.step)
-            self._parts.snapshots.at_boundary(self.status.step)
+            self._parts.at_boundary(self.status.step)
         self._parts.continuation.at_boundary()
         return True
 
@@ -268,12 +260,19 @@ class Coordinator:
         try:
             agree(self._fabric, self.status.step, 0, VoteKind.CLOSING)
         except LinkError:
-            if self._following is not None or not self._wait_for_outcome():
+            if not has_closed(self._following, self._wait_for_outcome, self._agent, self._reporter):
                 return self.finishing
         feed.close()
-        self.left_loop(feed)
         local.carry_over(self.status.step)
         self.advance(local)
+        return self._leaves(feed)
+
+    def _leaves(self, feed: Feed) -> bool:
+        """Leave a loop that has ended. A stand-in takes its rank first, as the script may end next.
+        Returns false if another plan has put it back into the loop."""
+        if stands_in(self._following) and not (self.boundary() and feed.closed and not self.idle):
+            return False
+        self.left_loop(feed)
         return True
 
     def left_loop(self, feed: Feed) -> None:
@@ -326,7 +325,9 @@ class Coordinator:
     def idle(self) -> bool:
         """Whether this worker neither holds nor shadows a rank, so that no vote concerns it."""
         waits = self.status.activity in (Activity.STARTING, Activity.STANDBY)
-        return waits or self._warmup.is_due(self.status.activity)
+        return (waits and not stands_in(self._following)) or self._warmup.is_due(
+            self.status.activity
+        )
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         """The step was committed."""
@@ -375,8 +376,7 @@ class Coordinator:
     # --- a broken step ----------------------------------------------------------------------------
 
     def _wait_for_outcome(self) -> bool:
-        """After a broken vote with complete gradients: whether another rank committed the step.
-        Raises Interrupted if a hot standby hears nothing in time."""
+        """Whether a rank has committed the step of a broken vote; Interrupted: it is not known."""
         if self._following is not None:
             return wait_for_outcome(self._parts.driver, self._agent, self._reporter)
         self._halt(undecided=True)
@@ -396,5 +396,4 @@ class Coordinator:
             self._arming.disarm()
             self._fabric.poison(f"plan {directive.plan} orders a halt")
         if self._known is not None:
-            self._known.recovery.digest_early(directive)
-            self._known.migration.cancel_unless(directive)
+            self._known.obey(directive)

@@ -43,12 +43,11 @@ class PeerWatchdog:
         self._thread = threading.Thread(target=self._run, name="tmd-vigil", daemon=True)
 
     @classmethod
-    def over(cls, fabric: Fabric) -> PeerWatchdog:
-        """A watchdog for the peers of ``fabric``."""
-        return cls(lambda: fabric.standing, lambda: fabric.waiting)
-
-    def start(self) -> None:
-        self._thread.start()
+    def started(cls, fabric: Fabric) -> PeerWatchdog:
+        """Watch the peers of ``fabric`` from now on."""
+        watchdog = cls(lambda: fabric.standing, lambda: fabric.waiting)
+        watchdog._thread.start()
+        return watchdog
 
     def close(self) -> None:
         self._closed.set()

@@ -287,7 +287,7 @@ class RankMigration:
         self.driver.end()
         self._impersonate(directive.rank)
         self._took(directive.rank, directive.resume, {"transfer": 0.0})
-        self._state.seek(self._state.position)
+        self._state.draw_anew()
         return None
 
     def _roll_back(self, directive: Sync) -> Obstacle | None:

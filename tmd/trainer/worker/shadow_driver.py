@@ -299,7 +299,7 @@ class ShadowDriver:
         )
         if other:
             # It has computed the batches of the source's rank.
-            self._state.seek(self._state.position)
+            self._state.draw_anew()
         return None
 
     def attempt(self, directive: ShadowRank) -> Rebuild | None:

@@ -6,7 +6,9 @@ has all gradients of the step. If another rank has committed it, so must the sta
 
 from __future__ import annotations
 
-from tmd.core.planning.directives import HoldState, ShadowRank, Sync
+from collections.abc import Callable
+
+from tmd.core.planning.directives import Directive, HoldState, ShadowRank, Sync
 from tmd.trainer.session.hooks import Interrupted
 from tmd.trainer.shadow.receiver import ShadowLost
 from tmd.trainer.shadow.session import ShadowSession
@@ -38,15 +40,55 @@ def wait_for_outcome(driver: ShadowDriver, agent: Agent, reporter: StatusReporte
     following = driver.following
     if following is None or not isinstance(following.directive, ShadowRank):
         return False
-    if following.shadow.mismatch or following.refutation() is not None:
+    if following.shadow.mismatch or not following.has_state or following.refutation() is not None:
         return False
     driver.report_standing_by(following, undecided=True)
     directive = agent.wait_a_while(lambda d: d != following.directive, NEWS_S)
     if isinstance(directive, HoldState):
         directive = agent.wait_until(lambda d: not isinstance(d, HoldState))
     if isinstance(directive, Sync) and directive.resume == following.step + 1:
+        following.stands_in = True
         return True
     reporter.update(undecided=False)
     if directive is None or directive == following.directive:
         raise Interrupted
     return False
+
+
+def stands_in(following: ShadowSession | None) -> bool:
+    """Whether this worker has committed a step for the lost rank, which it takes at the next
+    boundary."""
+    return following is not None and following.stands_in
+
+
+def has_closed(
+    following: ShadowSession | None,
+    outcome: Callable[[], bool],
+    agent: Agent,
+    reporter: StatusReporter,
+) -> bool:
+    """Whether a rank has closed the loop after the vote on it broke, so that this worker must close
+    it as well. ``outcome``: of that vote.
+
+    A hot standby that gets a copy of the state stays in the loop: the copy has what code after the
+    loop has changed, and the standby must not run that code again.
+    """
+    if following is not None and not can_stand_in(following):
+        return False
+    try:
+        closed = outcome()
+    except Interrupted:  # it hears nothing, and there is no step to interrupt
+        return False
+    if not closed or following is None or _keeps_state(following, agent.directive):
+        return closed
+    following.stands_in = False
+    reporter.update(undecided=False)
+    return False
+
+
+def _keeps_state(following: ShadowSession, directive: Directive | None) -> bool:
+    """Whether ``directive`` gives this worker the rank that it follows, with the state that it
+    has."""
+    if not isinstance(directive, Sync) or directive.rank != following.directive.plays:
+        return False
+    return all(move.source is None for move in directive.moves if move.rank == directive.rank)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from tmd.core.planning.directives import Directive
 from tmd.core.values.model import Activity
 from tmd.trainer.session.handovers import Handovers
 from tmd.trainer.shadow.sources import ShadowSources
@@ -66,6 +67,22 @@ class WorkerParts(NamedTuple):
             case Activity.LEFT:
                 self.leaving.wait()
         return None
+
+    def begin_step(self, *, trains: bool) -> None:
+        """The script begins to compute a step, in which an optimizer runs if it ``trains``."""
+        self.migration.begun(trains=trains)
+        self.sources.begin_step(trains=trains)
+        self.continuation.begin_step(trains=trains)
+
+    def at_boundary(self, step: int) -> None:
+        """This worker holds a rank, and its ``step`` begins."""
+        self.sources.at_boundary(step)
+        self.snapshots.at_boundary(step)
+
+    def obey(self, directive: Directive) -> None:
+        """Agent's thread: the part of a directive that cannot wait for the main thread."""
+        self.recovery.digest_early(directive)
+        self.migration.cancel_unless(directive)
 
     def left_loop(self, feed: Feed) -> None:
         """The script has left its loop over ``feed``. It may change parameters before the next
