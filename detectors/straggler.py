@@ -1,8 +1,8 @@
 """Ranks that compute more slowly than their peers, and jobs whose steps have become slower.
 
 The trainers measure and compare: the vote at the end of a step carries all compute times to every
-rank, so all judge the same steps. This detector reports the results for its own host's workers
-and clears them.
+rank, so all judge the same steps. This detector raises and clears the findings about the
+workers of its own host.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StragglerFindings:
 
     def __init__(self) -> None:
         self._raised: dict[tuple[str, str], str] = {}
-        """(code, worker) -> the entity and job it was raised for."""
+        """(code, worker) -> the entity for which it was raised."""
 
     def observe(self, event: WorkerEvent) -> Iterator[Signal]:
         status = event.status
@@ -50,7 +50,7 @@ class StragglerFindings:
             return  # unknown: its last finding may or may not hold
         trains = not gone and status is not None and status.activity is Activity.TRAINING
         if not gone and not trains and status is not None and status.rank is not None:
-            return  # its step is disturbed, which is no measure of its speed
+            return  # a disturbed step says nothing about speed: the finding stays
         pace = status.pace if trains and status is not None else None
         slow = pace if pace is not None and pace.slow_since is not None else None
         yield from self._report(SLOW, Severity.DEGRADED, event, event.worker, _message(slow))
@@ -78,6 +78,6 @@ def _message(pace: Pace | None) -> str:
     if pace is None:
         return ""
     return (
-        f"computes {pace.ratio:.2f} times as long as its peers since step {pace.slow_since}: "
+        f"has computed {pace.ratio:.2f} times as long as its peers since step {pace.slow_since}: "
         f"{pace.busy_s:.3f} s a step"
     )

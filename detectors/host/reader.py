@@ -1,7 +1,8 @@
 """Reads the state of the host once, in a process of its own.
 
-It prints the facts first. Then comes a line for each path: a file system that does not answer may
-block the reader forever. The clock comes last: a system call filter may kill the reader for asking.
+It prints what can end it last. The facts come first. Then comes a line for each path: a file system
+that does not answer may block the reader forever. The clock comes last: a system call filter may
+kill the reader for asking.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def space(path: str) -> Space | None:
 def parse_mounts(text: str) -> dict[str, frozenset[str]]:
     """Mount point -> options of the file system (proc_pid_mountinfo(5)).
 
-    Not the options of the mount: a hardened service sees everything mounted read-only, while a
-    kernel that stops writing changes the file system. The last mount on one point hides the others.
+    The options of the mount itself are left out: a hardened service has read-only mounts
+    everywhere. A kernel that stops writing changes the options of the file system. The last mount
+    on one point hides the others.
     """
     found = {}
     for line in text.splitlines():
@@ -75,7 +77,7 @@ def read_only(path: str, mounts: dict[str, frozenset[str]]) -> bool:
     parts = [part for part in path.split("/") if part]
     above = ("/" + "/".join(parts[:n]) for n in range(len(parts), -1, -1))
     nearest = next((place for place in above if place in mounts), "/")
-    # Recent kernels leave "rw" where ext4 stops to write after an error.
+    # When ext4 stops writing after an error, recent kernels keep "rw" and add "emergency_ro".
     return not NOT_WRITABLE.isdisjoint(mounts.get(nearest, ()))
 
 

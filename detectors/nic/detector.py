@@ -31,9 +31,10 @@ HANGS = (
     "does not answer in time"
 )
 MISSES = 2
-"""Polls without an answer before that is reported."""
+"""Consecutive polls without an answer before ``nic.unreadable`` is raised."""
 LONGEST_PAUSE = 8
-"""Longest pause while there is no answer, in units of ``poll_s``: each try may leave a process."""
+"""Longest pause while there is no answer, in units of ``poll_s``: each attempt may leave a stuck
+process."""
 PATIENCE_S = 30.0
 """Longest reading, including the start of its process."""
 _LINKS = LinkLimits()
@@ -43,33 +44,36 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     poll_s: Positive = 5.0
     """Time between two readings."""
     interfaces: tuple[str, ...] = ()
-    """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched. Without this key an
-    Ethernet port raises warnings at most. A port of an RDMA device has also the name of its
-    interface. Empty: all physical ports except those of the default route."""
+    """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched. A pattern also
+    matches the network interface of an RDMA port. If empty, all physical ports are watched except
+    those of the default route, and an Ethernet port that ``expect`` does not name raises warnings
+    at most."""
     exclude: tuple[str, ...] = ()
     """Ports that are not watched."""
     no_counters: tuple[str, ...] = ()
     """Ports whose counters are not read. On some virtual functions each reading logs an error."""
     expect: tuple[str, ...] = ()
     """Names of ports that must exist and must not be down (``eth1``; of RDMA devices
-    ``mlx5_0/1``). One in INIT or ARMED is not reported. Others are expected once they have been
-    up."""
+    ``mlx5_0/1``). A port in state INIT or ARMED is not reported. A port that is not listed is
+    expected once it has been up."""
     down_hold_s: NotNegative = _LINKS.down_hold_s
     """A port is reported down, or gone, after this long."""
     drop_s: NotNegative = _LINKS.drop_s
-    """An outage of this length is a drop..."""
+    """An outage of at least this length is a drop."""
     drop_hold_s: NotNegative = _LINKS.drop_hold_s
-    """...which holds for this long after the port has recovered."""
+    """The finding of a drop clears this long after the port has recovered."""
     flap_down_s: NotNegative = _LINKS.flap_down_s
-    """``flaps`` outages of this length within ``flap_window_s`` are flapping..."""
+    """An outage of at least this length counts towards flapping: ``flaps`` of them within
+    ``flap_window_s``."""
     flaps: Count = _LINKS.flaps
     """Number of outages that count as flapping."""
     flap_window_s: Positive = _LINKS.flap_window_s
     """Window of time for ``flaps``."""
     flap_hold_s: NotNegative = _LINKS.flap_hold_s
-    """...which holds for this long after the last one; 0: until the daemon restarts."""
+    """The finding of flapping clears this long after the last outage; 0 keeps it until the daemon
+    restarts."""
     quiet_s: Positive = 600.0
-    """A counter's finding clears after the counter has kept its limits for this long."""
+    """A counter's finding clears after the counter has stayed within its limits for this long."""
     sys_root: str = "/sys"
     """Where sysfs is mounted."""
     proc_root: str = "/proc"

@@ -17,9 +17,9 @@ LARGEST = 16_384
 BATCH = 256
 """Records per turn of the event loop."""
 SKEW_S = 1.0
-"""Tolerance for clocks that differ between processors, though by far less."""
+"""Tolerance for the clocks of different processors, which differ by far less."""
 REOPEN_S = 1.0
-"""Constant pause between attempts to reopen a broken log: a fault waits in the log."""
+"""Pause between attempts to reopen a broken log. It does not grow: an unread fault may wait."""
 
 Read = Callable[[int, int], bytes]
 
@@ -112,7 +112,7 @@ class KernelLogSource:
         return found
 
     def _open_again(self) -> None:
-        # Before the old one is closed: a pipe must never be without a reader.
+        # It is opened before the old one is closed: a pipe must always have a reader.
         log = KernelLog(self._open(self._place))
         self.close()
         self._log = log
@@ -124,7 +124,8 @@ class KernelLogSource:
 
     @property
     def fd(self) -> int | None:
-        """Readable when there is a record; ``None`` for a broken log, always readable otherwise."""
+        """The descriptor to poll for records. ``None`` while the log is broken, since a broken one
+        always polls readable."""
         return self._log.fd if self._log is not None and not self.problem else None
 
     def close(self) -> None:

@@ -164,7 +164,7 @@ def plans(now: float) -> tuple[MigrationPlan, ...]:
             phase=Phase.ABORTED,
             moves=given_up,
             cause="straggler",
-            reason="rank 21 computes 1.45 times as long as its peers",
+            reason="rank 21 has computed 1.45 times as long as its peers",
             policy="rebalance_stragglers",
             outcome=f"given up: {host(35)} did not copy the state in time",
             timeline=marks(80, (Phase.PREPARE, 30.0), (Phase.ABORTED, 0)),
@@ -194,7 +194,7 @@ def alerts(now: float) -> dict[str, list]:
                 code="straggler",
                 entity="rank 21",
                 severity=Severity.DEGRADED,
-                message="computes 1.45 times as long as its peers since step 48104",
+                message="has computed 1.45 times as long as its peers since step 48104",
                 at=now - 120,
                 **job,
             )

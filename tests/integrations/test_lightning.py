@@ -785,7 +785,9 @@ def test_a_limit_that_ended_a_job_within_an_epoch_is_not_raised(tmp_path: Path) 
     fit(small(), max_epochs=-1, max_steps=4, checkpoints=checkpoints)
     wait_for(tmp_path / "state" / "step-00000005")
 
-    with pytest.raises(Exception, match="of the end of a job of 4 steps, within an epoch"):
+    with pytest.raises(
+        Exception, match="at the end of a job of 4 steps, in the middle of an epoch"
+    ):
         fit(small(), max_epochs=-1, max_steps=9, checkpoints=checkpoints)
 
 

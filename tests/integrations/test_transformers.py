@@ -147,7 +147,9 @@ def test_a_limit_that_ended_a_job_within_an_epoch_is_not_raised(tmp_path: Path) 
     need("transformers")
     train("ours", "limit", tmp_path, max_steps=4, save_steps=4)
 
-    with pytest.raises(AssertionError, match="of the end of a job of 4 steps, within an epoch"):
+    with pytest.raises(
+        AssertionError, match="at the end of a job of 4 steps, in the middle of an epoch"
+    ):
         train("ours", "limit", tmp_path, max_steps=9, save_steps=4)
 
 
@@ -357,7 +359,7 @@ def test_a_worker_that_takes_rank_0_keeps_the_state_of_callbacks(tmp_path: Path)
 
     assert first.stdout.splitlines()[-1] == "6 6", first.stderr
     assert second.returncode == 1
-    assert "is of a job that began with no checkpoint: begin with that again" in second.stderr
+    assert "belongs to a job that began with no checkpoint: begin with the same" in second.stderr
 
 
 FAILING = """

@@ -255,7 +255,7 @@ def test_a_change_between_it_and_the_next_batch_is_refused(script: Evaluated) ->
     script.step(next(batches))
     script.evaluate()
     script.total.value += 1
-    with pytest.raises(RuntimeError, match="a worker that joins in that function would miss"):
+    with pytest.raises(RuntimeError, match="A worker that joins during that function misses"):
         next(batches)
 
 
@@ -410,14 +410,14 @@ def test_a_second_one_in_the_same_place_is_refused(script: Evaluated) -> None:
     for batch in script.session.batches([1.0]):
         script.step(batch)
         script.evaluate()
-        with pytest.raises(RuntimeError, match="once: put all that runs there into one function"):
+        with pytest.raises(RuntimeError, match="put all that runs there into one function"):
             script.evaluate()
         break
 
 
 def test_a_call_before_the_step_of_a_batch_is_refused(script: Evaluated) -> None:
     for _ in script.session.batches([1.0]):
-        with pytest.raises(RuntimeError, match="after a step and before the next batch"):
+        with pytest.raises(RuntimeError, match="once between a step and the next batch"):
             script.evaluate()
         break
 

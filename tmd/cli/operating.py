@@ -23,7 +23,7 @@ LOOK_S = 0.2
 STUCK = 3
 """Exit status: the request is stored, but nothing moves now."""
 SETTLE_S = 3.0
-"""Grace time for a standby that was refused, or has just joined, to enter the pool."""
+"""Grace time for a standby to become available that has just joined, or that a move refused."""
 HostArgument = Annotated[str, typer.Argument(help="Name of the host, as in 'tmd status'.")]
 
 
@@ -34,8 +34,7 @@ def drain(
         bool, typer.Option("--leave", help="Its workers exit afterwards instead of standing by.")
     ] = False,
     soft: Annotated[
-        bool,
-        typer.Option("--soft", help="Once empty, the host may take ranks again after a loss."),
+        bool, typer.Option("--soft", help="Once empty, the host may take ranks after a loss.")
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the host holds no rank and gets none.")
@@ -52,7 +51,7 @@ def drain(
     ] = 600.0,
 ) -> None:
     """Move all ranks off HOST while training continues. HOST gets no rank until 'tmd undrain HOST',
-    not even after a loss for which there is no other standby, unless --soft is given.
+    even if no other standby is left after a loss. With --soft it may take ranks after a loss.
 
     Exit status 3: the drain is requested, but nothing moves now, because the cluster is paused, no
     standby is fit, or the daemon of a host of the job is silent; the reason is printed."""
@@ -67,8 +66,7 @@ def drain(
             host=host, id=uuid.uuid4().hex, leave=leave, soft=soft, by=user(), at=time.time()
         )
         if dry_run:
-            _print_outlook(view, request, settings)
-            return
+            return _print_outlook(view, request, settings)
         await store.drain(request)
         say(f"drain of {host} requested")
         if wait:
@@ -111,8 +109,8 @@ def set_healthy(
     ] = "",
 ) -> None:
     """Clear the findings of HOST and lift its ban. Requester and time are recorded in 'tmd events'.
-    A finding is raised again only if the fault recurs, but for a worker that is still silent or
-    hangs. Findings of the leader stay: they are about the cluster."""
+    A finding returns only if the fault recurs; that of a worker returns while the worker is still
+    silent or hangs. Findings of the leader stay: they are about the cluster."""
     from tmd.core.values.requests import HealthyRequest
     from tmd.core.values.view_checks import unknown_host
 
@@ -203,13 +201,13 @@ def resume(config: ConfigOption = None) -> None:
 
 
 async def _until_empty(store: RedisStore, request: DrainRequest, *, timeout_s: float) -> None:
-    """Return once the host has held no rank, and none has been on its way there, for a while: a
-    leader may still decide on what it read before the drain, and Redis may have lost a record."""
+    """Return once the host has held no rank for a while, and no plan has given it one. A leader may
+    still decide on a view from before the drain, and Redis may have lost a record."""
     from tmd.core.planning.free_hosts import GONE_S, SETTLED_S, is_free
     from tmd.core.values.view_checks import jobs_by_host
 
     host, printed = request.host, set[str]()
-    free, unfit, silent = _Lasting(), _Lasting(), _Lasting()
+    free, unfit, silent = _HoldTimer(), _HoldTimer(), _HoldTimer()
     holds = False
     try:
         async with asyncio.timeout(timeout_s):
@@ -217,7 +215,7 @@ async def _until_empty(store: RedisStore, request: DrainRequest, *, timeout_s: f
                 view, now = await snapshot_when_back(store, printed), time.monotonic()
                 _refuse_unreadable(view)
                 standing = _standing(view, host)
-                # Another operator's request will do, if it promises no less.
+                # Another operator's drain counts as well, unless it is weaker than this one.
                 if standing is None or standing.refusal(request):
                     raise TmdError(f"{host} is no longer drained: run 'tmd drain {host}' again")
                 for record in jobs_by_host(view).get(host, ()):
@@ -227,7 +225,7 @@ async def _until_empty(store: RedisStore, request: DrainRequest, *, timeout_s: f
                 if view.host(host) is None:
                     settle_s = GONE_S
                     say_once(
-                        f"{host} is silent: it is empty once no job names it for {GONE_S:g} s",
+                        f"{host} is silent: it counts as empty after {GONE_S:g} s without a rank",
                         printed,
                     )
                 if free.seconds(is_free(view, host), now) >= settle_s:
@@ -236,7 +234,7 @@ async def _until_empty(store: RedisStore, request: DrainRequest, *, timeout_s: f
                     _exit_stuck(host, paused)
                 if unfit.seconds(why := _obstacles(view, host), now) >= SETTLE_S:
                     _exit_stuck(host, why)
-                # A silent member may be lost just now, and then the job goes on.
+                # The silent member may turn out to be lost, and a failover then helps.
                 if silent.seconds(why := _silent_members(view, host), now) >= GONE_S:
                     _exit_stuck(host, why)
                 await asyncio.sleep(LOOK_S)
@@ -249,8 +247,8 @@ async def _until_empty(store: RedisStore, request: DrainRequest, *, timeout_s: f
     say(f"{host} holds no ranks")
 
 
-class _Lasting:
-    """A condition at successive looks."""
+class _HoldTimer:
+    """Measures how long a condition has held without a break."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -276,7 +274,7 @@ def _refuse_unreadable(view: ClusterView) -> None:
 
 
 async def _unless_stuck(store: RedisStore, host: str) -> None:
-    """Return once a plan is possible; exit with status 3 if none is for a while."""
+    """Return once a plan is possible; exit with status 3 if none is for ``SETTLE_S``."""
     printed: set[str] = set()
     until = time.monotonic() + SETTLE_S
     try:
@@ -300,7 +298,7 @@ def _standing(view: ClusterView, host: str) -> DrainRequest | None:
 
 
 def _paused(view: ClusterView, host: str) -> list[str]:
-    """That ranks on ``host`` do not move until the cluster is resumed; empty if they may."""
+    """Why a pause keeps ranks on ``host`` where they are; empty if it does not."""
     from tmd.core.planning.migration import is_live
     from tmd.core.values.view_checks import jobs_by_host
 
@@ -320,7 +318,7 @@ def _obstacles(view: ClusterView, host: str) -> list[str]:
 
 
 def _silent_members(view: ClusterView, host: str) -> list[str]:
-    """Why ranks on ``host`` do not move at present, though there are standbys, by job."""
+    """Why ranks on ``host`` wait for a silent member of their job, by job."""
     from tmd.core.planning.migration import PlanFacts
     from tmd.core.planning.planned_moves import silent_member
     from tmd.core.values.view_checks import jobs_by_host
@@ -334,7 +332,7 @@ def _exit_stuck(host: str, why: list[str]) -> NoReturn:
     for line in why:
         say(line, err=True)
     say(
-        f"nothing moves now: the drain of {host} remains requested until it can be served; "
+        f"nothing moves now: the drain of {host} remains requested, and begins once it can; "
         f"'tmd undrain {host}' withdraws it",
         err=True,
     )

@@ -55,13 +55,13 @@ class Epoch:
 
 
 def refuse_rest(limit: int) -> NoReturn:
-    """A session checkpoint ends within an epoch, at a limit of steps that is no longer given.
+    """Refuse to continue a job that ended within an epoch, at its limit of steps.
 
     Raises:
         RuntimeError: always.
     """
     raise RuntimeError(
-        f"the session checkpoint is of the end of a job of {limit} steps, within an epoch, whose "
-        "other batches further steps would lack: remove that checkpoint, so that an earlier one is "
-        "used, or end jobs with an epoch"
+        f"the session checkpoint was saved at the end of a job of {limit} steps, in the middle of "
+        "an epoch, or of an epoch of another length. A longer job would miss the rest of that "
+        "epoch: remove that checkpoint, so that an earlier one is used, or end jobs with an epoch"
     )

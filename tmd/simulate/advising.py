@@ -47,8 +47,8 @@ def advise(
 ) -> None:
     """Recommend how many standbys to keep, warm or hot, and how often to save the state.
 
-    The standbys with the cheapest hour of undisturbed training win; restarts and an elastic job are
-    shown beside them, with what one standby more brings. 'tmd simulate' says what is modelled."""
+    The standbys with the cheapest hour of undisturbed training win; the best restart and the best
+    elastic job are named for comparison. 'tmd simulate' says what is modelled."""
     if not 0 < price < float("inf"):
         raise ConfigError(f"--price {price:g}: give a price above 0")
     job = options.job_of(hosts, replica_hosts, days)

@@ -1,6 +1,7 @@
-"""``python -P -m tmd.campaign.forking.server SOCKET``: imports torch once, then forks for clients.
+"""``python -P -m tmd.campaign.forking.server SOCKET``: imports torch once, then forks a process for
+each client.
 
-Ends with its standard input.
+The server exits when its standard input closes.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class ForkServer:
     def __init__(self, door: socket.socket) -> None:
         self._door = door
         self._selector = selectors.DefaultSelector()
-        self._watch(door, self._welcome)
+        self._watch(door, self._fork_for_client)
         self._watch(sys.stdin, lambda: sys.exit(0))
         self._fork: ForkOrder | None = None
 
     def run(self) -> ForkOrder:
-        """Serve until this process is a fork; returns the order for the fork.
+        """Serve clients. Returns in a fork only, with the order that the fork carries out.
 
         Raises:
             SystemExit: the process that started the server has closed its standard input.
@@ -84,22 +85,22 @@ class ForkServer:
     def _watch(self, what: Any, act: Callable[[], None]) -> None:
         self._selector.register(what, selectors.EVENT_READ, act)
 
-    def _welcome(self) -> None:
+    def _fork_for_client(self) -> None:
         client, _ = self._door.accept()
         order = receive(client)
         pid = os.fork()
         if pid == 0:
             client.close()
-            self._forget()
+            self._close_all()
             self._fork = order
             return
         for stream in order.streams:
             os.close(stream)
-        end = os.pidfd_open(pid)
-        self._watch(end, lambda: self._tell(end, pid, client))
-        self._watch(client, lambda: self._pass_on(client, pid))
+        ended_fd = os.pidfd_open(pid)
+        self._watch(ended_fd, lambda: self._report_exit(ended_fd, pid, client))
+        self._watch(client, lambda: self._signal_or_kill(client, pid))
 
-    def _forget(self) -> None:
+    def _close_all(self) -> None:
         """In a fork: close everything of the server, including sockets of other clients."""
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not sys.stdin:
@@ -110,25 +111,25 @@ class ForkServer:
                 )
         self._selector.close()
 
-    def _pass_on(self, client: socket.socket, pid: int) -> None:
+    def _signal_or_kill(self, client: socket.socket, pid: int) -> None:
         number = client.recv(1)
         if not number:
             self._selector.unregister(client)
         os.kill(pid, number[0] if number else signal.SIGKILL)
 
-    def _tell(self, end: int, pid: int, client: socket.socket) -> None:
+    def _report_exit(self, ended_fd: int, pid: int, client: socket.socket) -> None:
         _, status = os.waitpid(pid, 0)
         if client.fileno() in self._selector.get_map():
             self._selector.unregister(client)
-            with contextlib.suppress(BrokenPipeError):  # killed, and its end not yet noticed
+            with contextlib.suppress(BrokenPipeError):  # the client was killed just now
                 client.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
-        self._selector.unregister(end)
-        os.close(end)
+        self._selector.unregister(ended_fd)
+        os.close(ended_fd)
         client.close()
 
 
 def become(order: ForkOrder) -> None:
-    """Become the ordered process, as far as possible without exec."""
+    """Turn this fork into the process of ``order``, as far as is possible without exec."""
     os.setpgid(0, order.group)
     die_with_parent()
     for number, stream in enumerate(order.streams):

@@ -30,7 +30,7 @@ CONTROL = (
 OWN = ("_total_loss_scalar", "_globalstep_last_logged")
 BEGUN_STATE = ("logging_steps", "eval_steps", "save_steps")
 BEGUN_OWN = ("_initial_global_step", "_initial_num_input_tokens_seen")
-"""What ranks took from the checkpoint-N with which they began."""
+"""Attributes whose values come from the checkpoint-N that the job resumed from."""
 
 
 class Tally(nn.Module):
@@ -48,11 +48,11 @@ class Tally(nn.Module):
 
 
 class TrainerProgress:
-    """What else a step changes in a trainer, equal on all ranks.
+    """The state of a trainer that a step changes and that is equal on all ranks.
 
-    ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.
-    ``late``: this worker takes over where training began from the state that it loads: it is a
-    standby, or it goes on from the newest checkpoint, whatever that began with.
+    ``begun``: the checkpoint-N from which training began. Positions within the first epoch are
+    counted from it. ``late``: this worker learns from the state that it loads where training began.
+    That is so for a standby, and for a worker that resumes from the newest checkpoint.
     """
 
     def __init__(self, trainer: Any, begun: str, *, late: bool) -> None:
@@ -61,12 +61,13 @@ class TrainerProgress:
         """The epoch in which training began, and how many batches of it the checkpoint-N covers."""
         self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
         """``done``: batches of ``epoch`` that were trained on. ``gaps``: how often
-        `Trainer._measure` has run. ``evaluated``: whether it has evaluated since the last step."""
+        `Trainer._measure` has run. ``evaluated``, once it is known: whether it has evaluated since
+        the last step."""
         self.stopped: list[int] = []
         """The epoch that ended early, and after how many batches."""
 
-    def begins(self, epoch: int, left_out: int) -> None:
-        """Training begins in ``epoch`` without its first ``left_out`` batches."""
+    def set_start(self, epoch: int, left_out: int) -> None:
+        """Training begins in ``epoch``, after its first ``left_out`` batches."""
         self._first, self._left_out = epoch, left_out
 
     def is_past(self, epoch: int) -> bool:
@@ -82,7 +83,8 @@ class TrainerProgress:
         return [each for each in callbacks if isinstance(each, ExportableState)]
 
     def _named(self) -> list[tuple[str, Any]]:
-        """The same by name: a Trainer that restores callbacks from a checkpoint-N reorders them."""
+        """The exportable callbacks by name. A Trainer that restores them from a checkpoint-N
+        reorders them."""
         named = [(type(each).__name__, each) for each in self._exportable()]
         return sorted(named, key=lambda each: each[0])
 
@@ -134,21 +136,22 @@ class TrainerProgress:
         parts = ((trainer, "own"), (trainer.state, "state"), (trainer.control, "control"))
         changes = [(owner, state[name]) for owner, name in parts]
         named = [each for _, each in self._named()]
-        callbacks = named if "names" in state else self._exportable()  # as 0.1.0 had them
+        callbacks = named if "names" in state else self._exportable()  # 0.1.0 kept no names
         changes += zip(callbacks, state["callbacks"], strict=True)
         for owner, values in changes:
             for name, value in values.items():
                 setattr(owner, name, value)
-        for name, value in state.get("moved", {}).items():  # 0.1.0 had none
+        for name, value in state.get("moved", {}).items():  # 0.1.0 kept none
             setattr(trainer, name, unpacked(value, getattr(trainer, name)))
         if goes_on:
             trainer.control.should_training_stop, self.stopped = False, []
 
     def _begin_like(self, state: dict[str, Any]) -> None:
-        """Take over where training began.
+        """Begin where the job in ``state`` began.
 
         Raises:
-            RuntimeError: a session checkpoint is of a job that began with another checkpoint-N.
+            RuntimeError: the session checkpoint belongs to a job that began with another
+                checkpoint-N.
         """
         if self._late:
             self._begun = state["begun"]
@@ -163,8 +166,8 @@ class TrainerProgress:
                 f"resume_from_checkpoint={state['begun']!r}" if state["begun"] else "no checkpoint"
             )
             raise RuntimeError(
-                f"the session checkpoint is of a job that began with {began}: begin with that "
-                "again to go on from it, or choose a new output_dir or session_checkpoints"
+                f"the session checkpoint belongs to a job that began with {began}: begin with the "
+                "same to continue it, or choose a new output_dir or session_checkpoints"
             )
-        if "first" in state:  # not in checkpoints of 0.1.0, which began as this job did
-            self.begins(state["first"], state["left_out"])
+        if "first" in state:  # 0.1.0 did not keep it
+            self.set_start(state["first"], state["left_out"])

@@ -203,7 +203,7 @@ class Trainer(SavingTrainer):
             # This worker skipped an epoch. Whether training ends is as in the state that it took.
             self.control.should_training_stop, self._stops = self._stops, None
         if epoch == run["epochs_trained"]:
-            self._progress.begins(epoch, run["steps_trained_in_current_epoch"])
+            self._progress.set_start(epoch, run["steps_trained_in_current_epoch"])
             for _ in range(epoch):
                 # A position counts the calls. With the empty ones it is the number of the epoch.
                 for _ in joined.batches([]):

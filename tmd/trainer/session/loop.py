@@ -66,7 +66,7 @@ class BatchLoop:
                 self._save_end(feed)
                 if self._hooks.close_feed(feed, local):
                     feed.ended = True
-                    self.repeatables.ready()
+                    self.repeatables.open_gap()
                     return
                 continue
             if self._hooks.finishing:
@@ -118,7 +118,7 @@ class BatchLoop:
             if len(drawn) > 1:
                 self._cycle.begin_pass(rank, first=number == 0, last=rank == last)
             self._begin()
-            self.repeatables.ready()
+            self.repeatables.open_gap()
             yield batches if several else batches[0]
             if self._cycle.spoilt:
                 return
@@ -167,7 +167,7 @@ class BatchLoop:
         if before is not None and not before.over:
             self._broken_off(before)  # by `break`, and the script has kept the loop alive
         self.calls += 1
-        self._latest, self.repeatables.begun = feed, True
+        self._latest, self.repeatables.in_batches = feed, True
         if self.saving is not None and self.saving.skips(feed.call):
             feed.leave()
             return False
@@ -206,7 +206,7 @@ class BatchLoop:
         else:
             feed.due = ""  # the rank that this worker takes is already past it
         feed.leave()
-        self.repeatables.ready()  # what the script does behind the loop does not concern the rank
+        self.repeatables.open_gap()  # what the script does after the loop does not concern the rank
         return False
 
     def _broken_off(self, feed: Feed) -> None:
@@ -223,7 +223,7 @@ class BatchLoop:
             return
         self.repeatables.warn_of_break()
         feed.close()
-        self.repeatables.broken_off()
+        self.repeatables.left_loop()
 
     def _save_end(self, feed: Feed) -> None:
         """If the script asks for it, take a checkpoint of the end of the call."""
