@@ -89,6 +89,19 @@ def test_a_scenario_is_played_at_each_of_its_points(tmp_path: Path) -> None:
         ('kill", where = "rank 1"', 'kill-now", where = "somebody"', "needs a definite target"),
         ("rank 1", "followed", "where: no standby follows a rank: [cluster] hot = 1"),
         ("at forward", "soon", "when: write 'now', 'at POINT' or 'phase PHASE'"),
+        (
+            'kill"',
+            'kill-now"',
+            "[scenario.one.faults.1] when: process.kill-now does not wait for a",
+        ),
+        ('kill"', 'kill-now"', '{ kind = "process.held", when = "at forward" }'),
+        (
+            "at forward",
+            "phase ready",
+            "[scenario.one.faults.1] when: process.kill strikes at a point",
+        ),
+        ('forward" }', 'forward", for_s = 1.0 }', "faults.1] for_s: process.kill has no duration"),
+        ('forward" }', 'forward", until = "done" }', "until: process.kill has no duration: leave"),
         ("failover done", "failover", "[scenario.one.expect] plans: a plan is one of"),
         ("moved = [1]", "moved = 1", "[scenario.one.expect] moved: expected"),
         ('name = "one"', 'name = "One!"', "use small letters, digits and hyphens"),
@@ -106,6 +119,14 @@ def test_a_mistake_is_named_with_its_remedy(old: str, new: str, said: str, tmp_p
 
     assert said in found
     assert "story.toml" in found
+
+
+def test_no_point_of_the_scenario_is_one_of_a_kind_that_does_not_wait(tmp_path: Path) -> None:
+    """It would be played at each point, and strike at none."""
+    text = GOOD.replace("process.kill", "process.kill-now").replace("at forward", "at each point")
+    text = text.replace("faults", 'points = ["data", "forward"]\nfaults')
+
+    assert "process.kill-now does not wait for a point" in wrong(text, tmp_path)
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ ANY_PROCESS = "somebody"
 NOT_INSIDE = ("leaver", "standby", "leader", "follower", "all", "half")
 INSIDE = "'rank N', 'host NAME', 'followed', 'joiner' or 'somebody'"
 """Of these, 'joiner' and 'somebody' denote the first process that reaches the point."""
+HELD = "process.held"
+"""Keeps a process at a point while faults strike that do not wait for one."""
+LASTING = ("for_s", "until")
+"""Keys of a duration."""
 
 
 def shipped() -> dict[str, Path]:
@@ -112,8 +116,9 @@ def _scenario(
         if fault is not None and fault.kind not in kinds:
             message = f"there is no kind '{fault.kind}'{nearest(fault.kind, kinds)}"
             problems.append(Problem((*place, "kind"), message))
-        elif fault is not None and (message := _misplaced(fault, kinds[fault.kind])):
-            problems.append(Problem((*place, "where"), message))
+        elif fault is not None:
+            wrong = _misplaced(fault, kinds[fault.kind]) | _mistimed(fault, kinds[fault.kind])
+            problems += (Problem((*place, key), message) for key, message in wrong.items())
         faults.append(fault)
     expect = _part(Expected, given.get("expect", {}), (*where, "expect"), problems)
     voted = (
@@ -133,14 +138,32 @@ def _scenario(
     return Scenario(**{**values, "faults": whole, "expect": expect, "voted": voted}), []
 
 
-def _misplaced(fault: FaultPart, kind: FaultKind) -> str:
-    """Why a fault of this kind cannot happen there; empty if it can."""
+def _misplaced(fault: FaultPart, kind: FaultKind) -> dict[str, str]:
+    """By key: why a fault of this kind cannot happen there."""
     word = fault.where.partition(" ")[0]
     if kind.inside and word in NOT_INSIDE:
-        return f"{kind.name} happens within a process: write {INSIDE}"
+        return {"where": f"{kind.name} happens within a process: write {INSIDE}"}
     if not kind.inside and word == ANY_PROCESS:
-        return f"{kind.name} needs a definite target: '{ANY_PROCESS}' works only within a process"
-    return ""
+        only = f"'{ANY_PROCESS}' works only within a process"
+        return {"where": f"{kind.name} needs a definite target: {only}"}
+    return {}
+
+
+def _mistimed(fault: FaultPart, kind: FaultKind) -> dict[str, str]:
+    """By key: why it would have no effect on a fault of this kind."""
+    if not kind.inside:
+        if not fault.point:
+            return {}
+        held = f'{{ kind = "{HELD}", when = "{fault.when}" }}'
+        remedy = f"write 'now' or 'phase PHASE', after a fault {held}"
+        return {"when": f"{kind.name} does not wait for a point: {remedy}"}
+    found = {}
+    if fault.phase is not None:
+        found["when"] = f"{kind.name} strikes at a point, in whatever phase: write 'at POINT'"
+    for key in LASTING:
+        if getattr(fault, key):
+            found[key] = f"{kind.name} has no duration: leave it out"
+    return found
 
 
 def _part(kind: type[S], given: Any, where: tuple[str, ...], problems: list[Problem]) -> S | None:

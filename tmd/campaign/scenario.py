@@ -123,10 +123,10 @@ class FaultPart(Section, frozen=True):
     leader, follower, all, half (of the ranks and one more), somebody (whichever process reaches the
     point first)."""
     when: str = "now"
-    """now, 'at POINT' of a training process, 'at each point' of the scenario's, 'phase PHASE' of
-    the live plan."""
+    """now; 'at POINT' of a training process or 'at each point' of the scenario's, for kinds that
+    strike within it; 'phase PHASE' of the live plan, for all others."""
     for_s: NotNegative = 0.0
-    """Duration of the fault, which is then mended."""
+    """Duration of the fault, which is then mended; not for kinds that strike within a process."""
     until: str = ""
     """Instead of a duration: 'N steps', 'N plans' that have ended since the scenario began,
     'another leader', 'a plan', 'done', 'silence' of a host."""
