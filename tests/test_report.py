@@ -1,5 +1,7 @@
 """The comparison of the demo: strict, but for the line that a dying worker could not write."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +18,11 @@ from tmd.core.values.model import (
     Move,
     Phase,
 )
-from tmd.demo.report import DemoEvent, DemoTrace, compare, events_of
+from tmd.core.values.snapshots import Rollback
+from tmd.demo.report import DemoEvent, DemoTrace, compare, events_of, read_trace
+
+OLD, NEW = 1, 2
+"""Epochs."""
 
 
 def trace(**changed: Any) -> DemoTrace:
@@ -36,7 +42,8 @@ def lost_before(resume: int) -> list[MigrationPlan]:
     record = JobRecord("job", 2, JobState.RUNNING, Membership(1, members), 1)
     plan = failover(record, "w1")
     move = Move(rank=1, leaver=members[1])
-    return [msgspec.structs.replace(plan, resume=resume, moves=(move,))]
+    new = Membership(NEW, members)
+    return [msgspec.structs.replace(plan, resume=resume, moves=(move,), new=new)]
 
 
 def test_equal_runs_are_equal() -> None:
@@ -69,8 +76,71 @@ def test_a_line_too_many_is_a_difference() -> None:
     assert "the first is of rank 1 in step 2" in compare(trace(), golden, []).difference
 
 
-OLD, NEW = 1, 2
-"""Epochs."""
+def written(folder: Path, *more: tuple[str, int, float, str]) -> DemoTrace:
+    """As :func:`trace`, but by files of a host each; w1 has lost rank 1 to z1 after step 1.
+
+    ``more``: further commits of rank 1 in step 2: worker, epoch, time and loss.
+    """
+    lines: list[tuple[str, int, int, int, float, str]]
+    lines = [("w0", 0, s, 1 if s < 2 else 2, s, f"loss 0 {s}") for s in range(3)]
+    lines += [("w1" if s < 2 else "z1", 1, s, 1 + s // 2, s, f"loss 1 {s}") for s in range(3)]
+    lines += [(worker, 1, 2, epoch, at, loss) for worker, epoch, at, loss in more]
+    for worker, rank, step, epoch, at, loss in lines:
+        line = {"worker": worker, "rank": rank, "step": step, "epoch": epoch, "at": at}
+        with (folder / f"{worker}.jsonl").open("a") as file:
+            file.write(json.dumps({**line, "loss": loss}) + "\n")
+    return read_trace(folder)
+
+
+def test_each_commit_of_a_step_is_compared(tmp_path: Path) -> None:
+    """Also one of a worker that was replaced, whose file comes before that of the other."""
+    found = compare(written(tmp_path, ("w1", 1, 1.9, "x")), trace(), lost_before(2))
+
+    assert found.difference == "1 losses differ, the first is of rank 1 in step 2"
+
+
+@pytest.mark.parametrize(
+    ("worker", "at", "resume"),
+    [("w1", 1.9, 1), ("w1", 1.9, 3), ("w1", 2.1, 2), ("w0", 1.9, 2)],
+    ids=["before the resume step", "after it", "after its replacement", "alive"],
+)
+def test_a_second_commit_of_a_step_is_a_difference(
+    worker: str, at: float, resume: int, tmp_path: Path
+) -> None:
+    """Though its loss is the same."""
+    run = written(tmp_path, (worker, 1, at, "loss 1 2"))
+
+    assert compare(run, trace(), lost_before(resume)).difference == (
+        f"rank 1 committed step 2 twice, as {worker} in epoch 1 and as z1 in epoch 2, and no plan "
+        "says why"
+    )
+
+
+def test_a_rollback_explains_a_second_commit(tmp_path: Path) -> None:
+    """Of each step that it returned behind, whoever committed it before."""
+    run = written(tmp_path, ("w1", 1, 1.9, "loss 1 2"))
+    (lost,) = lost_before(1)
+    back = msgspec.structs.replace(lost, rollback=Rollback(1, 2))
+    later = msgspec.structs.replace(back, rollback=Rollback(3, 0), resume=3)
+
+    assert compare(run, trace(), [back]).difference == ""
+    assert "twice" in compare(run, trace(), [later]).difference
+
+
+def test_a_commit_of_which_no_survivor_knew_is_lawful(tmp_path: Path) -> None:
+    """The rank died right after the vote, whose outcome reached nobody: the step is repeated."""
+    run = written(tmp_path, ("w1", 1, 1.9, "loss 1 2"))
+
+    assert compare(run, trace(), lost_before(2)).difference == ""
+
+
+def test_of_several_commits_the_last_one_counts(tmp_path: Path) -> None:
+    """That of the newest epoch, in whatever file it is."""
+    found = written(tmp_path, ("z2", 1, 1.9, "x"))
+
+    assert found.commits[1, 2]["worker"] == "z1"
+    assert [line["worker"] for line in found.earlier] == ["z2"]
+    assert written(tmp_path, ("w2", 3, 2.9, "y")).commits[1, 2]["worker"] == "w2"
 
 
 def lost_at(fault: float, known: float, settled: float, *lines: Any, **how: float) -> float | None:

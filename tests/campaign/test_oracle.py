@@ -1,12 +1,16 @@
 """A disturbed run against the undisturbed one."""
 
+from msgspec import structs
+
 from tests.campaign.values import observed, plan
 from tmd.campaign.oracle import JobRun, differences, repeated
 from tmd.demo.report import DemoTrace
 
 
 def run(losses: dict[tuple[int, int], str], weights: str = "w", undone=()) -> JobRun:
-    commits = {key: {"loss": loss, "epoch": 1, "at": 0.0} for key, loss in losses.items()}
+    commits = {
+        key: {"loss": loss, "epoch": 1, "at": 0.0, "worker": "w"} for key, loss in losses.items()
+    }
     return JobRun(DemoTrace(commits, tuple(undone)), {"0": weights})
 
 
@@ -28,6 +32,18 @@ def test_a_loss_that_differs_is_told_with_the_scenario_before_it() -> None:
         assert "after scenario 'late'" in said
 
 
+def test_each_commit_of_a_step_is_compared() -> None:
+    """A worker that was replaced has committed it, too; or the same worker, without a rollback."""
+    for loss, said in (("x", "1 losses differ"), ("c", "rank 0 committed step 2 twice")):
+        line = {"rank": 0, "step": 2, "worker": "w", "epoch": 1, "at": 0.0, "loss": loss}
+        trace = structs.replace(GOLDEN.trace, earlier=(line,))
+        other = structs.replace(GOLDEN, trace=trace)
+        for whole in (True, False):
+            (found, *_) = differences(other, GOLDEN, (), SEEN, whole=whole)
+            assert found.startswith(said)
+            assert found.endswith(", after scenario 'late'")
+
+
 def test_a_run_that_ended_early_lacks_nothing() -> None:
     """But a whole one does."""
     short = run({(0, 0): "a"})
@@ -47,8 +63,6 @@ def test_weights_that_differ_are_told() -> None:
 
 def test_a_step_that_a_dead_rank_did_not_write_down_is_no_difference() -> None:
     """It was killed between its commit and its line."""
-    from msgspec import structs
-
     lost = structs.replace(plan("failover done", 0), resume=2)
     unwritten = run({(0, 0): "a", (0, 2): "c"})
 

@@ -25,7 +25,7 @@ from tmd.core.values.model import (
     WorkerStatus,
 )
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
-from tmd.demo.report import DemoTrace, may_miss, read_trace
+from tmd.demo.report import DemoTrace, committed_twice, may_miss, read_trace
 from tmd.demo.story import run_golden
 from tmd.testing.clients import until
 
@@ -260,17 +260,15 @@ class Run:
         self.let_go("between")
         unwritten = {*unwritten, *await self._may_be_unwritten()}
         codes = await self.cluster.finished(60)
-        trace = read_trace(self.cluster.trace).commits
-        wrong = [
-            (step, rank)
-            for (rank, step), line in golden.trace.commits.items()
-            if (rank, step) in trace and trace[rank, step]["loss"] != line["loss"]
-        ]
-        missing = golden.trace.commits.keys() - trace.keys() - unwritten
+        trace = read_trace(self.cluster.trace)
+        wrong = trace.differing(golden.trace)
+        missing = golden.trace.commits.keys() - trace.commits.keys() - unwritten
+        plans = history(await self.cluster.view()) if trace.earlier else ()
+        twice = committed_twice(trace, plans)
 
-        assert wrong == [], f"{len(wrong)} losses differ, first (step, rank) {sorted(wrong)[:6]}"
+        assert wrong == [], f"{len(wrong)} losses differ, first (step, rank) {wrong[:6]}"
         assert not missing, f"steps never committed: {sorted(missing)[:6]}"
-        assert not trace.keys() - golden.trace.commits.keys()
+        assert not twice, "; ".join(str(each) for each in twice)
         weights, shadows = (weights_of(self.cluster.trace, kind) for kind in ("weights", "shadow"))
         assert weights == golden.weights, f"{weights} instead of {golden.weights}"
         assert shadows.items() <= golden.weights.items(), f"{shadows} of {golden.weights}"

@@ -12,7 +12,7 @@ from tmd.campaign.scenario import Story
 from tmd.campaign.stage import script
 from tmd.core.values.model import MigrationPlan
 from tmd.core.values.reasons import in_words
-from tmd.demo.report import DemoTrace, compare, read_trace
+from tmd.demo.report import DemoTrace, committed_twice, compare, read_trace
 from tmd.demo.story import run_golden
 
 
@@ -76,13 +76,17 @@ def differences(
 ) -> list[str]:
     """All differences, in sentences; the first one names the previous scenario. Of a run that is
     not ``whole``, since it ended early, only committed steps are compared."""
+    known = list(plans)
+    wrong = [step for step, _ in run.trace.differing(golden.trace)]
+    twice = committed_twice(run.trace, known)
+    after = _after(wrong or [each.step for each in twice], seen)
     if not whole:
-        wrong = sorted(_wrong(run, golden))
-        return [f"{len(wrong)} losses differ{_after(run, golden, seen)}"] if wrong else []
-    found = compare(run.trace, golden.trace, plans)
+        first = [f"{len(wrong)} losses differ"] if wrong else [str(each) for each in twice[:1]]
+        return [f"{each}{after}" for each in first]
+    found = compare(run.trace, golden.trace, known)
     sentences = []
     if found.difference:
-        sentences.append(f"{found.difference}{_after(run, golden, seen)}")
+        sentences.append(f"{found.difference}{after}")
     if run.weights != golden.weights:
         ranks = [r for r in golden.weights if run.weights.get(r) != golden.weights[r]]
         sentences.append(f"the final weights of ranks {', '.join(ranks)} differ")
@@ -92,21 +96,10 @@ def differences(
     return sentences
 
 
-def _after(run: JobRun, golden: JobRun, seen: Sequence[Observed]) -> str:
-    """The scenario before the first loss that differs."""
-    wrong = _wrong(run, golden)
-    before = [s.scenario for s in seen if wrong and s.steps[0] <= min(wrong)]
+def _after(steps: Sequence[int], seen: Sequence[Observed]) -> str:
+    """The scenario before the first of ``steps``."""
+    before = [s.scenario for s in seen if steps and s.steps[0] <= steps[0]]
     return f", after scenario '{before[-1]}'" if before else ""
-
-
-def _wrong(run: JobRun, golden: JobRun) -> list[int]:
-    """Steps with a loss that differs from the golden one."""
-    known = golden.trace.commits
-    return [
-        step
-        for (rank, step), line in run.trace.commits.items()
-        if (rank, step) not in known or known[rank, step]["loss"] != line["loss"]
-    ]
 
 
 def repeated(trace: DemoTrace, epochs: tuple[int, int], steps: tuple[int, int]) -> int:

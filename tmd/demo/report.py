@@ -30,7 +30,10 @@ class DemoTrace(Struct, frozen=True):
     """All lines of one run: commits by (rank, step), and spoilt steps."""
 
     commits: dict[tuple[int, int], Line]
+    """The last one of each step, by its epoch and time."""
     undone: tuple[Line, ...]
+    earlier: tuple[Line, ...] = ()
+    """All others of steps that were committed more than once."""
 
     @property
     def ranks(self) -> list[int]:
@@ -39,6 +42,15 @@ class DemoTrace(Struct, frozen=True):
     def of_rank(self, rank: int) -> list[Line]:
         """Commits of ``rank`` by step."""
         return [self.commits[key] for key in sorted(self.commits) if key[0] == rank]
+
+    def differing(self, golden: DemoTrace) -> list[tuple[int, int]]:
+        """(step, rank) of each line, in order, whose loss is not the golden one."""
+        before = [((line["rank"], line["step"]), line) for line in self.earlier]
+        return sorted(
+            (step, rank)
+            for (rank, step), line in (*self.commits.items(), *before)
+            if (known := golden.commits.get((rank, step))) is None or known["loss"] != line["loss"]
+        )
 
 
 class DemoEvent(Struct, frozen=True):
@@ -67,7 +79,7 @@ class DemoEvent(Struct, frozen=True):
 def read_trace(folder: Path) -> DemoTrace:
     """Everything that the workers of a run have written. A line truncated by a kill is skipped."""
     commits: dict[tuple[int, int], Line] = {}
-    undone = []
+    earlier, undone = [], []
     for file in sorted(folder.glob("*.jsonl")):
         for text in file.read_text().splitlines():
             try:
@@ -75,10 +87,18 @@ def read_trace(folder: Path) -> DemoTrace:
             except ValueError:
                 continue
             if "loss" in line:
-                commits[line["rank"], line["step"]] = line
+                key = line["rank"], line["step"]
+                first, last = sorted((commits.get(key, line), line), key=_place)
+                if key in commits:
+                    earlier.append(first)
+                commits[key] = last
             elif "undone" in line:
                 undone.append(line)
-    return DemoTrace(commits, tuple(undone))
+    return DemoTrace(commits, tuple(undone), tuple(earlier))
+
+
+def _place(line: Line) -> tuple[int, float]:
+    return line["epoch"], line["at"]
 
 
 def median_step(lines: Sequence[Line]) -> float:
@@ -95,7 +115,7 @@ class Comparison(Struct, frozen=True):
     unwritten: int
     """Lines missing because a worker was killed right after its commit."""
     difference: str
-    """The first difference; empty if all losses are bit-identical."""
+    """The first difference; empty if all losses are bit-identical, and each step counts once."""
 
 
 def may_miss(plans: Iterable[MigrationPlan]) -> set[tuple[int, int]]:
@@ -104,22 +124,69 @@ def may_miss(plans: Iterable[MigrationPlan]) -> set[tuple[int, int]]:
     return {(m.rank, p.resume - 1) for p in plans if p.resume is not None for m in p.moves}
 
 
+class CommittedTwice(Struct, frozen=True):
+    """Two commits of one step by one rank, of which no plan says why."""
+
+    first: Line
+    second: Line
+
+    @property
+    def step(self) -> int:
+        return int(self.first["step"])
+
+    def __str__(self) -> str:
+        one, other = (f"{e['worker']} in epoch {e['epoch']}" for e in (self.first, self.second))
+        twice = f"rank {self.first['rank']} committed step {self.step} twice"
+        return f"{twice}, as {one} and as {other}, and no plan says why"
+
+
+def committed_twice(run: DemoTrace, plans: Iterable[MigrationPlan]) -> list[CommittedTwice]:
+    """Commits of a step that a rank had committed before, by step. ``plans``: those of the run."""
+    known = list(plans)
+    lines: dict[tuple[int, int], list[Line]] = defaultdict(list)
+    for line in run.earlier:
+        lines[line["step"], line["rank"]].append(line)
+    return [
+        CommittedTwice(first, second)
+        for (step, rank), before in sorted(lines.items())
+        for first, second in itertools.pairwise(
+            sorted([*before, run.commits[rank, step]], key=_place)
+        )
+        if not any(_explains(plan, first, second) for plan in known)
+    ]
+
+
+def _explains(plan: MigrationPlan, first: Line, second: Line) -> bool:
+    """Whether ``plan`` had the step of ``first`` committed again, later and in a new epoch.
+
+    Either it rolls back to that step or to an earlier one, or it begins with that step, since the
+    worker of ``first`` was lost and no survivor knew of its commit.
+    """
+    if plan.resume is None or second["at"] < first["at"]:
+        return False
+    if not first["epoch"] < plan.new.epoch <= second["epoch"]:
+        return False
+    if plan.rollback is not None:
+        return bool(plan.resume <= first["step"])
+    return bool(plan.resume == first["step"]) and first["worker"] in plan.dead
+
+
 def compare(run: DemoTrace, golden: DemoTrace, plans: Iterable[MigrationPlan]) -> Comparison:
     """Compare every loss of every rank bit for bit.
 
-    ``plans``: those of the run; only lines that :func:`may_miss` names may be missing.
+    ``plans``: those of the run; only lines that :func:`may_miss` names may be missing, and only
+    commits that a plan explains may be repeated.
     """
-    lawful = may_miss(plans)
+    known = list(plans)
+    lawful = may_miss(known)
     missing = golden.commits.keys() - run.commits.keys()
-    differing = [
-        key
-        for key in sorted(run.commits, key=lambda key: key[::-1])
-        if key not in golden.commits or run.commits[key]["loss"] != golden.commits[key]["loss"]
-    ]
+    differing = run.differing(golden)
     difference = ""
     if differing:
-        rank, step = differing[0]
+        step, rank = differing[0]
         difference = f"{len(differing)} losses differ, the first is of rank {rank} in step {step}"
+    elif twice := committed_twice(run, known):
+        difference = str(twice[0])
     elif lost := sorted(missing - lawful):
         difference = f"rank {lost[0][0]} wrote no line for step {lost[0][1]}"
     steps = {step for _, step in run.commits.keys() & golden.commits.keys()}
