@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tmd.core.values.model import FINAL, Activity, ClusterView, MigrationPlan, WorkerStatus
+from tmd.core.values.shadows import Rehearsal
 from tmd.demo.cluster import workers
 
 
@@ -10,6 +11,12 @@ def rehearsed(view: ClusterView) -> bool:
     """Whether every standby has finished its rehearsals."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
     return all(w.rehearsed for w in waiting)
+
+
+def verdict(view: ClusterView, host: str, request: str) -> Rehearsal | None:
+    """The verdict of a standby of ``host`` that answers ``request``."""
+    here = [w for w in workers(view) if w.worker.startswith(f"{host}/")]
+    return next((found for w in here for found in w.rehearsed if found.request == request), None)
 
 
 def followed(view: ClusterView) -> set[int]:

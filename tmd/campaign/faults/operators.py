@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
 from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
+from tmd.campaign.view_checks import verdict
 from tmd.child import send
 from tmd.demo.cluster import workers
+
+VERDICT_S = 40.0
+"""Longest wait for the verdict of a rehearsal: less than a scenario has by default."""
 
 
 async def _drain(stage: CampaignStage, fault: FaultPart) -> Mend:
@@ -61,7 +66,17 @@ async def _pause(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _rehearse(stage: CampaignStage, fault: FaultPart) -> Mend:
-    await stage.cluster.rehearse(await stage.target(fault.where))
+    """Ask for a rehearsal, and wait for its verdict."""
+    host = await stage.target(fault.where)
+    request = await stage.cluster.rehearse(host)
+    try:
+        async with asyncio.timeout(VERDICT_S):
+            view = await stage.until(lambda v: verdict(v, host, request) is not None)
+    except TimeoutError:
+        raise Unfired(f"no standby of {host} has answered the request to rehearse") from None
+    found = verdict(view, host, request)
+    if found is not None and found.note:
+        raise Unfired(f"the standby of {host} has not rehearsed: {found.note}")
     return nothing
 
 
