@@ -32,6 +32,15 @@ def test_a_loss_that_differs_is_told_with_the_scenario_before_it() -> None:
         assert "after scenario 'late'" in said
 
 
+def test_a_scenario_that_was_not_played_is_not_blamed() -> None:
+    """It was skipped, or its cluster had ended before it began."""
+    other = run({(0, 0): "a", (0, 1): "b", (0, 2): "x"})
+    unplayed = observed(scenario="unplayed", trouble="all daemons have ended")
+
+    (said,) = differences(other, GOLDEN, (), (*SEEN, unplayed), whole=False)
+    assert said == "1 losses differ, after scenario 'late'"
+
+
 def test_each_commit_of_a_step_is_compared() -> None:
     """A worker that was replaced has committed it, too; or the same worker, without a rollback."""
     for loss, said in (("x", "1 losses differ"), ("c", "rank 0 committed step 2 twice")):

@@ -17,7 +17,7 @@ from tmd.campaign.history import recorded, unlawful
 from tmd.campaign.judge import Observed, deviations, late_decisions
 from tmd.campaign.oracle import Oracle, differences, read_run, repeated
 from tmd.campaign.other_release import REMEDY, OtherRelease
-from tmd.campaign.play import Play
+from tmd.campaign.play import Play, begun
 from tmd.campaign.scenario import Network, Scenario, ServerKind, Story
 from tmd.campaign.stage import CampaignStage
 from tmd.core.values.errors import TmdError
@@ -153,7 +153,9 @@ class _Cluster:
         steps = len({step for _, step in disturbed.trace.commits})
         ending = Ending(story.name, steps, tuple(problems), time.monotonic() - began, whole)
         if not seen:  # the next cluster would not start either
-            return [self._failed(s, problems) for s in scenarios], ending
+            return [
+                self._skip(s) if self._why_not(s) else self._failed(s, problems) for s in scenarios
+            ], ending
         return [
             self._result(disturbed.trace, *p) for p in zip(scenarios, observed, strict=False)
         ], ending
@@ -163,8 +165,8 @@ class _Cluster:
         left, and the problems of the cluster or of the end of its job."""
         seen: list[Observed] = []
         try:
-            stage = CampaignStage(self._story, self._folder, self._fork, self._other)
-            async with stage:
+            async with self._stage() as stage:
+                await begun(stage, next(s for s in scenarios if not self._why_not(s)))
                 for number, scenario in enumerate(scenarios):
                     if number and await stage.is_near_its_last_step():
                         break
@@ -176,6 +178,9 @@ class _Cluster:
         except (TimeoutError, OSError, RuntimeError, TmdError) as error:
             where = f"after scenario '{seen[-1].scenario}'" if seen else "at its start"
             return seen, [f"the cluster failed {where}: {in_words(error)}"]
+
+    def _stage(self) -> CampaignStage:
+        return CampaignStage(self._story, self._folder, self._fork, self._other)
 
     def _result(self, trace: DemoTrace, scenario: Scenario, seen: Observed) -> Result:
         costs = () if seen.trouble else costs_of(trace, seen)

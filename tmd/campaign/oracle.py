@@ -97,8 +97,9 @@ def differences(
 
 
 def _after(steps: Sequence[int], seen: Sequence[Observed]) -> str:
-    """The scenario before the first of ``steps``."""
-    before = [s.scenario for s in seen if steps and s.steps[0] <= steps[0]]
+    """The scenario before the first of ``steps``, of those that were played."""
+    played = [s for s in seen if any(s.steps)]
+    before = [s.scenario for s in played if steps and s.steps[0] <= steps[0]]
     return f", after scenario '{before[-1]}'" if before else ""
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tmd.campaign.faults import KINDS
 from tmd.campaign.judge import Observed, expected, word
-from tmd.campaign.kind import Mend, Unfired
+from tmd.campaign.kind import Mend
 from tmd.campaign.scenario import Expected, FaultPart, Scenario
 from tmd.campaign.stage import CampaignStage, now
 from tmd.campaign.view_checks import live_plan
@@ -26,6 +26,30 @@ AFTER = 5
 """Steps that all ranks commit at the end of a scenario."""
 UNAFFECTED = 15
 """Steps without an event, where no plan is expected."""
+
+
+FAILURES = (TimeoutError, OSError, RuntimeError, TmdError)
+"""Of a cluster, and of a fault that has not happened."""
+
+
+class NotWhole(TmdError):
+    """The cluster was not whole in time."""
+
+
+async def begun(stage: CampaignStage, scenario: Scenario) -> None:
+    """Wait until ``scenario`` can be played.
+
+    Raises:
+        NotWhole: the wait was too long.
+        RuntimeError: the cluster has ended.
+    """
+    limit = max(START_S, scenario.within_s)
+    try:
+        async with asyncio.timeout(limit):
+            await stage.whole(scenario.standbys)
+    except TimeoutError:
+        late = f"the cluster was not whole within {limit:g} s"
+        raise NotWhole(f"{late}\n{await stage.describe()}") from None
 
 
 class Before(Struct, frozen=True):
@@ -55,9 +79,11 @@ class Play:
     async def run(self) -> Observed:
         """Play it; failures are part of the observations."""
         scenario, began, trouble = self._scenario, time.monotonic(), ""
-        async with asyncio.timeout(max(START_S, scenario.within_s)):
-            await self._stage.whole(scenario.standbys)
+        try:
+            await begun(self._stage, scenario)
             self._before = await self._look()
+        except FAILURES as error:
+            return self._unplayed(await self._explain(error), time.monotonic() - began)
         watching = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(scenario.within_s):
@@ -65,12 +91,12 @@ class Play:
                 self._release()
                 await self._mended()
                 await self._outcome()
-        except (Unfired, TimeoutError, OSError, TmdError) as error:
+        except FAILURES as error:
             trouble = await self._explain(error)
         try:
             async with asyncio.timeout(scenario.within_s):
                 await self._put_right()
-        except (TimeoutError, OSError, TmdError) as error:
+        except FAILURES as error:
             trouble = trouble or await self._explain(error)
         finally:
             watching.cancel()
@@ -206,6 +232,10 @@ class Play:
             limit = f"not finished within {self._scenario.within_s:g} s, {fired}"
             return f"{limit}\n{await self._stage.describe()}"
         return f"{type(error).__name__}: {in_words(error)}"
+
+    def _unplayed(self, trouble: str, seconds: float) -> Observed:
+        kinds = tuple(f.kind for f in self._scenario.faults)
+        return Observed(self._scenario.name, kinds, trouble=trouble, seconds=seconds)
 
     async def _observed(self, trouble: str, seconds: float) -> Observed:
         view = ClusterView()
