@@ -4,6 +4,7 @@ from msgspec import structs
 
 from tests.campaign.values import observed, plan
 from tmd.campaign.oracle import JobRun, differences, repeated
+from tmd.core.values.snapshots import Rollback
 from tmd.demo.report import DemoTrace
 
 
@@ -88,3 +89,13 @@ def test_repeated_steps_are_counted_between_two_moments_and_by_rank() -> None:
     assert repeated(trace, (1, 3), (4, 5)) == 2
     assert repeated(trace, (2, 3), (7, 9)) == 0
     assert repeated(trace, (3, 4), (7, 9)) == 0
+
+
+def test_steps_that_a_rollback_repeats_are_counted_with_the_broken_one() -> None:
+    """They were committed before, so that none of them was undone."""
+    trace = run({}, undone=[{"undone": 5, "rank": 0, "epoch": 1}]).trace
+    lost = plan("failover done", 0)
+    back = structs.replace(lost, rollback=Rollback(2, repeats=3))
+
+    assert repeated(trace, (1, 2), (4, 6), [lost]) == 1
+    assert repeated(trace, (1, 2), (4, 6), [lost, back]) == 4

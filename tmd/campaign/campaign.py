@@ -136,7 +136,8 @@ class _Cluster:
         seen, problems = await self._on_stage(scenarios)
         disturbed = read_run(self._folder / "trace")
         observed = [
-            structs.replace(s, repeated=repeated(disturbed.trace, s.epochs, s.steps)) for s in seen
+            structs.replace(s, repeated=repeated(disturbed.trace, s.epochs, s.steps, s.plans))
+            for s in seen
         ]
         history = tuple(recorded(self._folder))
         problems += unlawful(history)

@@ -103,12 +103,21 @@ def _after(steps: Sequence[int], seen: Sequence[Observed]) -> str:
     return f", after scenario '{before[-1]}'" if before else ""
 
 
-def repeated(trace: DemoTrace, epochs: tuple[int, int], steps: tuple[int, int]) -> int:
+def repeated(
+    trace: DemoTrace,
+    epochs: tuple[int, int],
+    steps: tuple[int, int],
+    plans: Iterable[MigrationPlan] = (),
+) -> int:
     """Highest number of steps that a rank repeated between two moments, each an epoch and the
-    foremost rank's step. A rank may still be in the step before."""
+    foremost rank's step. A rank may still be in the step before.
+
+    ``plans``: those of that time. Their rollbacks repeat steps that were committed.
+    """
     first, last = (epochs[0], steps[0] - 1), (epochs[1], steps[1])
     counts: dict[int, set[int]] = {}
     for line in trace.undone:
         if first <= (line["epoch"], line["undone"]) < last:
             counts.setdefault(line["rank"], set()).add(line["undone"])
-    return max((len(steps) for steps in counts.values()), default=0)
+    back = sum(plan.rollback.repeats for plan in plans if plan.rollback is not None)
+    return back + max((len(steps) for steps in counts.values()), default=0)

@@ -201,6 +201,11 @@ def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
     last = cluster.ranks - 1
     hosts = (*cluster.active, *cluster.spare)
     problems = []
+    for key, expect in zip(EXPECTED, (found.expect, found.voted), strict=True):
+        if any(not 0 <= rank <= last for rank in (expect and expect.moved) or ()):
+            more = "or more ranks in [cluster]"
+            message = f"the last rank is {last}: write ranks from 0 to {last}, {more}"
+            problems.append(Problem(("scenario", found.name, key, "moved"), message))
     for number, fault in enumerate(found.faults, start=1):
         where = ("scenario", found.name, "faults", str(number), "where")
         if fault.rank is not None and fault.rank > last:
