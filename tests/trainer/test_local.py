@@ -396,3 +396,22 @@ def test_what_an_undone_step_has_changed_is_not_the_script_s() -> None:
     local.undo()
 
     assert local.changed_since_vote() == []
+
+
+def test_the_state_of_another_rank_is_no_late_change() -> None:
+    """A worker that gave up its rank shadows another one: its script has changed nothing."""
+    model = normed()
+    registry = Registry({"model": model})
+    local = LocalState(registry)
+    units = Units(registry, local.start)
+    layout, tensors = units.rest()
+    there = [tensor.clone() for tensor in tensors]
+    exchanged(local, model)
+    units.place_rest(layout, there)
+    found = local.changed_since_vote()
+    exchanged(local, model)
+    with torch.no_grad():
+        model.get_buffer("1.running_mean").mul_(0.5)
+
+    assert found == []
+    assert local.changed_since_vote() == ["1.running_mean"]

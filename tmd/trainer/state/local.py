@@ -210,9 +210,10 @@ class LocalState:
     def changed_since_vote(self) -> list[str]:
         """Buffers that the script has changed since the copies of them were exchanged: a rank that
         is lost now comes back with those. Reports each once."""
-        if self._sent is None:
+        sent, self._sent = self._sent, None
+        if sent is None or self.start.placed:  # else it is the state of another rank that differs
             return []
-        (marks, blob), self._sent = self._sent, None
+        marks, blob = sent
         found = self._found()
         written = {name for name, each in found.items() if marks.get(name) != _mark(each.buffer)}
         if not written - self._late:
