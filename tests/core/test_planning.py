@@ -172,6 +172,30 @@ def test_a_joiner_that_does_not_take_over_in_time_is_replaced() -> None:
     assert (after.cause, after.dead) == ("joiner.late", (values.worker("s0"),))
 
 
+@pytest.mark.parametrize(
+    ("step", "leaver_heard", "moved"),
+    [(STEP + 1, True, True), (STEP, True, False), (STEP + 1, False, False)],
+)
+def test_a_joiner_whose_daemon_is_down_counts_by_what_others_have_committed(
+    step: int, leaver_heard: bool, moved: bool
+) -> None:
+    """It votes on each step: if others have committed one in the new epoch, it trains."""
+    scene = moving(Phase.SWITCH)
+    scene.silent.add("s0")
+    scene.says("h1", Activity.TRAINING, rank=1, epoch=2, step=step)
+    if leaver_heard:
+        scene.says("h0", Activity.LEFT, epoch=1, step=STEP)
+    else:
+        scene.silent.add("h0")  # then nobody knows the first step of the new epoch
+    after = steered(scene, age=LIMITS.switch_s + 1)
+
+    assert after.plan is not None
+    if moved:
+        assert (after.plan.kind, after.plan.phase) == (PlanKind.PLANNED, Phase.DONE)
+    else:
+        assert (after.plan.kind, after.plan.cause) == (PlanKind.FAILOVER, "joiner.late")
+
+
 # --- a plan under way -----------------------------------------------------------------------------
 
 

@@ -225,7 +225,7 @@ def planned_event(
             if all(_disarmed(plan, facts, m.worker) for m in plan.old.members):
                 return PlanEvent.DISARMED, plan.outcome
         case Phase.SWITCH:
-            if all(_committed(facts, m.joiner.worker, plan) for m in plan.moves if m.joiner):
+            if all(has_committed(facts, m.joiner.worker, plan) for m in plan.moves if m.joiner):
                 return PlanEvent.COMMITTED, ""
     return None
 
@@ -247,7 +247,7 @@ def failover_event(
             return PlanEvent.DEADLINE, f"not synced within {limits.sync_s:g} s"
     if plan.phase is Phase.RESUME:
         joiners = [m.joiner.worker for m in plan.moves if m.joiner] or members
-        if all(_committed(facts, w, plan) for w in joiners):
+        if all(has_committed(facts, w, plan) for w in joiners):
             return PlanEvent.COMMITTED, ""
     return None
 
@@ -363,25 +363,26 @@ def _disarmed(plan: MigrationPlan, facts: PlanFacts, worker: str) -> bool:
     return status is not None and status.armed == 0 and status.plan == plan.id
 
 
-def _committed(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
-    status = facts.status.get(worker)
-    return (
-        status is not None
-        and status.epoch >= plan.new.epoch
-        and status.activity is Activity.TRAINING
-        and status.step > first_step(plan, facts)
+def has_committed(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
+    """Whether a member of the new epoch has committed a step in it. One whose daemon is silent has
+    if any other member has: all of them vote on each step."""
+    first, known = _first_step(plan, facts), worker in facts.status
+    if first is None and not known:
+        return False
+    asked = [worker] if known else [member.worker for member in plan.new.members]
+    return any(
+        s.epoch >= plan.new.epoch and s.activity is Activity.TRAINING and s.step > (first or 0)
+        for s in (facts.status[w] for w in asked if w in facts.status)
     )
 
 
-def first_step(plan: MigrationPlan, facts: PlanFacts) -> int:
-    """The first step of the new epoch, as far as known.
-
-    A failover has it in the plan; after a planned switch the leaver still reports its last step.
-    """
+def _first_step(plan: MigrationPlan, facts: PlanFacts) -> int | None:
+    """The first step of the new epoch, if it is known. A failover has it in the plan; after a
+    planned switch the leaver still reports its last step."""
     if plan.resume is not None:
         return plan.resume
     left = [facts.status.get(m.leaver.worker) for m in plan.moves]
-    return max((s.step for s in left if s and s.activity is Activity.LEFT), default=0)
+    return max((s.step for s in left if s and s.activity is Activity.LEFT), default=None)
 
 
 def with_timings(plan: MigrationPlan, facts: PlanFacts) -> MigrationPlan:

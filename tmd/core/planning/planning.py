@@ -23,6 +23,7 @@ from tmd.core.planning.migration import (
     PlanEvent,
     PlanFacts,
     failover_event,
+    has_committed,
     how_prepared,
     is_live,
     planned_event,
@@ -213,7 +214,9 @@ def _broken_switch(
     if orphaned:
         reason = f"leaver {orphaned[0]} was lost before it had handed over its state"
         return failover.open_failover(record, orphaned, "leaver.lost", reason, "", now)
-    late = [w for w in joiners if facts.epoch(w) < plan.new.epoch]
+    late = [
+        w for w in joiners if facts.epoch(w) < plan.new.epoch and not has_committed(facts, w, plan)
+    ]
     if late and age > limits.switch_s:
         reason = f"joiner {', '.join(late)} did not take over within {limits.switch_s:g} s"
         return failover.open_failover(record, late, "joiner.late", reason, "", now)
