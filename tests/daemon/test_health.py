@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.daemon.tasks import running
-from tmd.core.alerts.findings import BANNED, DECLARED, FindingRules
+from tmd.core.alerts.findings import BANNED, DECLARED, FindingMemory, FindingRules
 from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.detector_run import BLAMED_S
 from tmd.daemon.foreign_code import BLOCKS_S
-from tmd.daemon.health import HostHealth
+from tmd.daemon.health import LOOK_S, HostHealth
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
@@ -111,6 +111,19 @@ async def test_a_declaration_of_health_reaches_one_host_and_is_recorded(tmp_path
             ("gpu.lost", State.CLEARED),
             (DECLARED, State.CLEARED),
         ]
+
+
+async def test_the_latest_findings_outlive_a_stop(tmp_path):
+    """Otherwise the fault would be raised again under another id, and a ban would be lost."""
+    data = MemoryStore()
+    async with daemon(data, tmp_path) as (watcher, _):
+        await asyncio.sleep(LOOK_S / 2)
+        watcher.fold(SIGNAL, "d", Strategy.ACT)
+        before = watcher.board.lasting
+    async with daemon(data, tmp_path) as (watcher, _):
+        after = watcher.board.lasting
+
+    assert after == before != FindingMemory()
 
 
 @pytest.mark.parametrize("late_s", [0.0, 3600.0])

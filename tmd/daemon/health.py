@@ -37,7 +37,13 @@ class HostHealth:
         watcher.board = restored(memory, host, boot_id())
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run until cancelled; the latest findings are kept, too."""
+        try:
+            await self._run()
+        finally:
+            self.keep()
+
+    async def _run(self) -> None:
         while True:
             self.keep()
             try:
