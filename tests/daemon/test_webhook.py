@@ -222,6 +222,25 @@ async def test_an_emptied_store_causes_no_second_announcement(receiver):
     assert received == [(200, id_of(1)), (200, id_of(2))]
 
 
+async def test_an_emptied_store_causes_no_announcement_of_the_past(receiver):
+    """The hosts publish the alerts of a week again, more than a leader remembers by their ids."""
+    store, elected, health = MemoryStore(), Elected(), StoreHealth()
+    store.server_time, store.alerts_before_wipe = 10_000.0, 9_000_000
+    await raise_(store, 1, 2, at=100.0)
+    async with telling(receiver, store, elected, health):
+        await begun(store)
+        elected.leading = False
+        await health.failed(StoreLoop.HEARTBEAT, StoreUnavailable("away"))
+        store.wipe()
+        await raise_(store, 1, 2, at=100.0)
+        await raise_(store, 3, at=9_995.0)
+        elected.leading = True
+        received = await receiver.next()
+
+    assert received == (200, id_of(3))
+    assert receiver.received.empty()
+
+
 async def test_a_former_leader_keeps_what_its_successor_has_stored(receiver):
     """It has lost the lease during a POST."""
     store, answered = MemoryStore(), asyncio.Event()

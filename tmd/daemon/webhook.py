@@ -137,20 +137,31 @@ class Webhook:
             self._announced = self._stored = stored
         if self._announced is None:
             return await self._remember(await self._begun())
-        if stored != self._announced:  # the last write failed, or the store has come back empty
+        if stored is None:  # it has come back empty, and the hosts publish again
+            self._past = await self._outage(before=self._announced.cursor)
+        if stored != self._announced:  # or the last write failed
             return await self._remember(self._announced)
         return self._announced
 
     async def _begun(self) -> Announced:
         ended = of_migrations((await self._store.jobs()).records)
         shown = [notice.id for notice in ended]
+        self._past = await self._outage()
+        if self._past is None:
+            return Announced().plus(ended, await self._store.newest_alert(), shown)
+        return Announced().plus([n for n in ended if self._is_past(n)], "", shown)
+
+    async def _outage(self, before: str = "") -> tuple[float, float] | None:
+        """Begin of the outage of the store, or of the alert with the cursor ``before`` if that is
+        earlier (by its clock, as that of this host may be wrong), and until when it matters
+        (monotonic); ``None`` if there was none."""
         outage_s = self._store_health.outage_age_s(REPLAY_S)
         if outage_s is None:
-            return Announced().plus(ended, await self._store.newest_alert(), shown)
-        # The clock of the store: that of this host may be wrong.
-        before = await self._store.clock() - outage_s - SKEW_S
-        self._past = before, time.monotonic() + REPLAY_S
-        return Announced().plus([n for n in ended if n.at < before], "", shown)
+            return None
+        began = await self._store.clock() - outage_s
+        if before:
+            began = min(began, int(before.partition("-")[0]) / 1000)
+        return began - SKEW_S, time.monotonic() + REPLAY_S
 
     def _is_past(self, notice: Notice) -> bool:
         if self._past is None:
