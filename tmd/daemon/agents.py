@@ -232,8 +232,9 @@ class AgentServer:
             async with asyncio.timeout(self._door.hello_s):
                 return await _receive(reader)
         except TimeoutError:
-            why = f"no hello within {self._door.hello_s:g} s: is the client tmd?"
-            raise WireError(why) from None
+            # Without a reason here, too: a worker or this daemon may have been paused.
+            log.warning("client dropped: no hello in time", pid=_peer(writer)[0])
+            raise ConnectionAbortedError from None
         finally:
             self._strangers.pop(writer, None)
 
