@@ -250,3 +250,17 @@ def test_nothing_unwritten_is_kept_of_a_job_that_is_gone():
     counter.keep(set(), now=2 * GONE_S)
 
     assert counter.ledger.unwritten() == {}
+
+
+def test_a_former_leader_does_not_show_what_its_last_write_has_stored():
+    """Its answer was lost, and another daemon leads and reads the record."""
+    counter, before = standing()
+    stored = written(counter, before, 5)
+    shown = counter.ledger.unwritten()
+    counter.ledger.look({"other": before})
+    still = counter.ledger.unwritten()
+    counter.ledger.look({stored.job: stored})
+
+    assert stored.lost
+    assert shown == still == {stored.job: stored.lost}
+    assert counter.ledger.unwritten() == {}

@@ -131,6 +131,7 @@ class Leader:
             now = asyncio.get_running_loop().time()
             self.counter.keep(self._candidate.records.under_way, now)
             if not self._candidate.leading:
+                self.counter.ledger.look(self._candidate.records.jobs)
                 self._decider.lose_sight()
                 for findings in (self._findings, self._policy_findings):
                     findings.hold({}, "this host no longer leads")

@@ -89,6 +89,11 @@ class LossLedger:
             if attempt not in later and attempt.stored_in(record):
                 self._settle(record.job, attempt.lost)
 
+    def look(self, records: Mapping[str, JobRecord]) -> None:
+        """Note the stored ``records``, by job, whoever has written them."""
+        for job in self._attempts.keys() & records.keys():
+            self.seen(records[job])
+
     def _settle(self, job: str, lost: Mapping[str, float]) -> None:
         left = Counter(self._pending.pop(job, Counter()))
         left.subtract(lost)
