@@ -577,13 +577,13 @@ def test_no_drain_is_weakened(config, store, running):
     staying = tmd("drain", "h1", "-c", config)
 
     assert (soft.returncode, planned.returncode) == (1, 1)
-    assert "ann has drained h1 and relies on it that it gets no rank" in soft.stderr
+    assert "ann has drained h1 so that it gets no rank" in soft.stderr
     assert "'tmd undrain h1' first" in soft.stderr
     assert planned.stderr == soft.stderr
     assert [d.id for d in kept] == ["first"]
     assert leaving.returncode == 3, leaving.stderr
     assert staying.returncode == 1
-    assert "that its workers exit" in staying.stderr
+    assert "so that its workers exit" in staying.stderr
 
 
 def test_a_drain_that_is_weakened_is_not_waited_for(config, store, running):
@@ -719,6 +719,22 @@ def test_draining_while_paused_is_said(config, store, running):
     paused = tmd("drain", "h1", "-c", config)
     assert paused.returncode == 3
     assert "paused" in paused.stderr
+
+
+def test_a_move_off_another_host_hides_no_pause(config, store, running):
+    """It ends, and nothing else begins."""
+    before = record("h1", "h2")
+    move = Move(rank=1, leaver=member("h2"), joiner=member("h3"))
+    moving = structs.replace(before.plan, moves=(move,), timeline=(Mark(Phase.PREPARE, 1.0),))
+    under_way = structs.replace(before, plan=structs.replace(moving, phase=Phase.PREPARE))
+    store(lambda s: s.put_job(structs.replace(under_way, revision=2), expected=1))
+    store(lambda s: s.set_paused(True))
+    other = tmd("drain", "h1", "-c", config)
+    left = tmd("drain", "h2", "-c", config)
+
+    assert other.returncode == 3
+    assert "the cluster is paused" in other.stderr
+    assert left.returncode == 0, left.stderr
 
 
 def test_a_host_without_a_rank_is_drained_also_while_paused(config, store, running):

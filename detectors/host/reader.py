@@ -1,8 +1,8 @@
 """Reads the state of the host once, in a process of its own.
 
-It prints what can end it last. The facts come first. Then comes a line for each path: a file system
-that does not answer may block the reader forever. The clock comes last: a system call filter may
-kill the reader for asking.
+It prints the facts first, since later questions may end it. Then comes a line for each path: a file
+system that does not answer blocks the reader forever. The clock comes last: a system call filter
+may kill the reader for asking.
 """
 
 from __future__ import annotations

@@ -115,6 +115,18 @@ async def test_a_seal_holds_for_one_kind_only(cluster):
     assert (await store.snapshot()).drains == ()
 
 
+async def test_the_drain_of_one_host_does_not_stand_for_another(cluster):
+    """A copy of it is shown nowhere, and keeps nobody from draining that host."""
+    store, stranger, prefix = cluster
+    await store.drain(DrainRequest("h1", "d1", leave=True))
+    await stranger.hset(prefix + "drains", "h2", await stranger.hget(prefix + "drains", "h1"))
+    shown = (await store.snapshot()).drains
+    await store.drain(DrainRequest("h2", "d2", soft=True))
+
+    assert [d.id for d in shown] == ["d1"]
+    assert [d.id for d in (await store.snapshot()).drains] == ["d1", "d2"]
+
+
 async def test_a_value_of_another_cluster_counts_as_forged(cluster, redis_url):
     store, stranger, prefix = cluster
     other = RedisStore(redis_url, "other", b"its own key")

@@ -339,7 +339,9 @@ async def test_operators_requests_are_stored_and_withdrawn(store):
         ({}, {}, True),
         ({}, {"leave": True}, True),
         ({"soft": True}, {}, True),
-        ({"reserve": True}, {"soft": True}, True),
+        ({"reserve": True}, {"soft": True}, False),
+        ({"reserve": True}, {"reserve": True}, True),
+        ({"soft": True}, {"reserve": True}, True),
     ],
 )
 async def test_no_drain_replaces_one_that_promises_more(store, standing, wanted, replaced):
@@ -352,7 +354,7 @@ async def test_no_drain_replaces_one_that_promises_more(store, standing, wanted,
         refused = str(error)
 
     assert (await store.snapshot()).drains == (second if replaced else first,)
-    assert replaced or refused.startswith("ann has drained h1 and relies on it that ")
+    assert replaced or refused.startswith("ann has drained h1 so that ")
 
 
 async def test_a_drain_is_swapped_only_for_the_one_that_was_seen(store):

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,21 @@ def sharded(net: Net) -> nn.Module:
     fully_shard(net.body, mesh=mesh)
     fully_shard(net, mesh=mesh)
     return net
+
+
+def batches(
+    args: argparse.Namespace,
+    session: tmd.trainer.Session,
+    loader: DataLoader[tuple[Tensor, ...]],
+    evaluate: Callable[[], None] | None,
+) -> Iterator[tuple[Tensor, ...]]:
+    """The batches of all epochs, with an evaluation after each epoch."""
+    # An earlier release that runs this script may not know an option.
+    options = {"leave_early": True} if args.leave_early else {}
+    for _ in range(args.epochs):
+        yield from session.batches(loader, **options)
+        if evaluate is not None:
+            evaluate()
 
 
 def barrier() -> None:
@@ -177,18 +192,8 @@ def main() -> None:
     session.register(**registered, snapshots=args.snapshots)
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=args.every)
-    # An earlier release that runs this script may not know an option.
-    options = {"leave_early": True} if args.leave_early else {}
-    every = args.evaluate
-    evaluate = session.repeatable(barrier) if every else None
-
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for _ in range(args.epochs):
-            yield from session.batches(loader, **options)
-            if evaluate is not None:
-                evaluate()
-
-    for inputs, targets in batches():
+    evaluate = session.repeatable(barrier) if args.evaluate else None
+    for inputs, targets in batches(args, session, loader, evaluate):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)
         if session.step_number == args.grow_step and not session.shadowing:
@@ -204,7 +209,7 @@ def main() -> None:
             optimizer.step()
             step.record(loss)
         scheduler.step()
-        if evaluate is not None and session.step_number % every == 0:
+        if evaluate is not None and session.step_number % args.evaluate == 0:
             evaluate()
         injector.reach("between")
         injector.linger(args.pace, args.last)

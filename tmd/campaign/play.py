@@ -29,7 +29,7 @@ UNAFFECTED = 15
 
 
 FAILURES = (TimeoutError, OSError, RuntimeError, TmdError)
-"""Of a cluster, and of a fault that has not happened."""
+"""How a cluster fails; a fault that has not happened is a TmdError."""
 
 
 class NotWhole(TmdError):

@@ -299,11 +299,11 @@ def _standing(view: ClusterView, host: str) -> DrainRequest | None:
 
 def _paused(view: ClusterView, host: str) -> list[str]:
     """Why a pause keeps ranks on ``host`` where they are; empty if it does not."""
-    from tmd.core.planning.migration import is_live
+    from tmd.core.planning.planned_moves import is_left
     from tmd.core.values.view_checks import jobs_by_host
 
-    records = jobs_by_host(view).get(host, [])
-    if not view.paused or not records or any(is_live(record.plan) for record in records):
+    stay = [r for r in jobs_by_host(view).get(host, ()) if not is_left(r, host)]
+    if not (view.paused and stay):
         return []
     return ["the cluster is paused: nothing moves until 'tmd resume'"]
 

@@ -175,8 +175,7 @@ class RedisStore:
         commands.set(self._key(f"host:{status.host}"), self._codec.sealed(status), px=_ms(ttl_s))
         commands.sadd(self._key("hosts"), status.host)
         if wake:
-            what = f"host {status.host}"
-            commands.eval(lua.lean(lua.WAKE_LEADER), 0, self._prefix, what)
+            commands.eval(lua.lean(lua.WAKE_LEADER), 0, self._prefix, f"host {status.host}")
         await self._ask(commands.execute())
 
     async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
@@ -250,8 +249,8 @@ class RedisStore:
         await self._run(lua.PUBLISH_ALERT, ["alerts", "told"], *args)
 
     async def holds_alert(self, alert: Alert) -> bool:
-        longest = self._alerts_kept
-        return bool(await self._run(lua.HOLDS_ALERT, ["told"], mark(alert), longest, alert.at))
+        args = (mark(alert), self._alerts_kept, alert.at)
+        return bool(await self._run(lua.HOLDS_ALERT, ["told"], *args))
 
     async def put_announced(self, announced: Announced) -> None:
         await self._ask(self._redis.set(self._key("told-outside"), self._codec.sealed(announced)))
@@ -273,13 +272,14 @@ class RedisStore:
         stored, standing = await self._stored_drain(host)
         if (standing.id if standing else "") != seen:
             return False
-        new = b"" if request is None else self._codec.sealed(request)
-        return bool(await self._run(lua.SWAP_FIELD, ["drains"], host, stored, new))
+        args = (host, stored, b"" if request is None else self._codec.sealed(request))
+        return bool(await self._run(lua.SWAP_FIELD, ["drains"], *args))
 
     async def _stored_drain(self, host: str) -> tuple[bytes, DrainRequest | None]:
-        """The drain of ``host`` as stored, and as read; ``None`` if there is none to be read."""
+        """The drain of ``host`` as stored, and as read; ``None`` if no member has made one."""
         stored = await self._ask(self._redis.hget(self._key("drains"), host)) or b""
-        return stored, self._codec.opened(stored, DrainRequest) if stored else None
+        found = self._codec.opened(stored, DrainRequest) if stored else None
+        return stored, found if found is not None and found.host == host else None
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._put("rehearsals", request.host, request)

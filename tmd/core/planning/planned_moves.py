@@ -113,6 +113,12 @@ def grown(record: JobRecord, view: ClusterView, facts: PlanFacts, now: float) ->
     return _open_planned(record, facts, moves, verdict, choice, now)
 
 
+def is_left(record: JobRecord, host: str) -> bool:
+    """Whether a live plan moves ranks off ``host``."""
+    plan = record.plan
+    return plan is not None and is_live(plan) and any(m.leaver.host == host for m in plan.moves)
+
+
 def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:
     """Why the ranks on ``host`` cannot move now, for lack of standbys. Empty if they can, or while
     a plan is live."""

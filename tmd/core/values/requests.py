@@ -30,16 +30,17 @@ class DrainRequest(Struct, frozen=True):
     def refusal(self, standing: DrainRequest) -> str:
         """Why this request cannot replace ``standing``, on which somebody may rely; empty if it
         can."""
-        by = standing.by or "an operator"
         if standing.leave and not self.leave:
-            promised = "that its workers exit"
+            promised = "its workers exit"
         elif standing.bars and not self.bars:
-            promised = "that it gets no rank, not even after a loss"
+            promised = "it gets no rank, not even after a loss"
+        elif standing.reserve and not (self.reserve or self.bars):
+            promised = "it gets a rank only if no other standby is left"
         else:
             return ""
         return (
-            f"{by} has drained {self.host} and relies on it {promised}: run "
-            f"'tmd undrain {self.host}' first to take that back"
+            f"{standing.by or 'an operator'} has drained {self.host} so that {promised}: run "
+            f"'tmd undrain {self.host}' first to withdraw that drain"
         )
 
 

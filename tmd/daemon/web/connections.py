@@ -34,8 +34,8 @@ class BoundedConnection(asyncio.Protocol):
         self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.unread = False
-        """Whether the answer waits for the client to read."""
+        self.unread_since: float | None = None
+        """Loop time since which the answer waits for the client to read."""
 
     def drop(self) -> None:
         """Close at once, without waiting for the client to read."""
@@ -67,11 +67,11 @@ class BoundedConnection(asyncio.Protocol):
         return self.handler.eof_received()
 
     def pause_writing(self) -> None:
-        self.unread = True
+        self.unread_since = asyncio.get_running_loop().time()
         self.handler.pause_writing()
 
     def resume_writing(self) -> None:
-        self.unread = False
+        self.unread_since = None
         self.handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,8 +97,7 @@ class Connections:
     def welcome(self) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
         if len(self._waiting) + len(self._answered) >= self._limits.connections:
-            unread = (c for c in self._answered.values() if c.unread)
-            longest = next(iter(self._waiting), None) or next(unread, None)
+            longest = next(iter(self._waiting), None) or self._unread()
             if longest is None:
                 return _Full()
             longest.drop()
@@ -106,6 +105,11 @@ class Connections:
         self._waiting[connection] = None
         connection.expect_within(self._limits.first_s)
         return connection
+
+    def _unread(self) -> BoundedConnection | None:
+        """The connection whose client has not read for longest, if any."""
+        unread = [c for c in self._answered.values() if c.unread_since is not None]
+        return min(unread, key=lambda c: c.unread_since or 0.0, default=None)
 
     @contextmanager
     def answering(self, handler: asyncio.Protocol) -> Iterator[None]:

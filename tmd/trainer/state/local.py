@@ -211,7 +211,7 @@ class LocalState:
         """Buffers that the script has changed since the copies of them were exchanged: a rank that
         is lost now comes back with those. Reports each once."""
         sent, self._sent = self._sent, None
-        if sent is None or self.start.placed:  # else it is the state of another rank that differs
+        if sent is None or self.start.placed:  # the state of another rank was put in place since
             return []
         marks, blob = sent
         found = self._found()

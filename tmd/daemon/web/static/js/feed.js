@@ -15,6 +15,8 @@ export class Feed {
   samples = new Map();
   /** Alerts of the last hour as they were published, newest first. */
   log = [];
+  /** Of the latest alert. */
+  cursor = "";
   link = { text: "connecting", kind: "" };
 
   /** `changed(kinds)`: the kinds of rows that changed, such as "host". */
@@ -23,13 +25,14 @@ export class Feed {
   }
 
   open() {
-    this.log = [];
     this.source?.close();
     this.heardAt = Date.now();
     // Cursors of the alert stream begin with milliseconds.
-    const source = this.source = new EventSource(`v1/page?after=${this.heardAt - HOUR_MS}`);
+    const after = this.cursor || this.heardAt - HOUR_MS;
+    const source = this.source = new EventSource(`v1/page?after=${after}`);
     const on = (kind, take) => source.addEventListener(kind, (e) => {
       this.heardAt = Date.now();
+      this.cursor = e.lastEventId;
       take(e.data && JSON.parse(e.data));
     });
     on("quiet", () => {});
@@ -89,7 +92,7 @@ export class Feed {
     // The rows of another version may be unknown to these scripts.
     const version = this.rows.get("cluster")?.version;
     this.version ??= version;
-    if (version !== this.version) location.reload();
+    if (version !== this.version && !document.querySelector("dialog[open]")) location.reload();
     this.link = { text: "live", kind: "good" };
     this.changed(kinds);
   }
