@@ -724,9 +724,14 @@ def test_draining_while_paused_is_said(config, store, running):
 def test_a_move_off_another_host_hides_no_pause(config, store, running):
     """It ends, and nothing else begins."""
     before = record("h1", "h2")
-    move = Move(rank=1, leaver=member("h2"), joiner=member("h3"))
-    moving = structs.replace(before.plan, moves=(move,), timeline=(Mark(Phase.PREPARE, 1.0),))
-    under_way = structs.replace(before, plan=structs.replace(moving, phase=Phase.PREPARE))
+    moving = structs.replace(
+        before.plan,
+        phase=Phase.PREPARE,
+        moves=(Move(rank=1, leaver=member("h2"), joiner=member("h3")),),
+        new=before.membership.replaced({1: member("h3")}, 2),
+        timeline=(Mark(Phase.PREPARE, 1.0),),
+    )
+    under_way = structs.replace(before, plan=moving)
     store(lambda s: s.put_job(structs.replace(under_way, revision=2), expected=1))
     store(lambda s: s.set_paused(True))
     other = tmd("drain", "h1", "-c", config)

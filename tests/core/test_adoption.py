@@ -344,11 +344,14 @@ def test_a_standby_that_comes_gets_the_adopted_rank_by_a_planned_move() -> None:
     scene.changes("s0", activity=Activity.IN_STEP, plan=plan.id)
     ready = scene.steer()
     assert isinstance(directive_of(ready, values.worker("h3")), Arm)
+    entered = {"epoch": plan.new.epoch, "entered": STEP + 2, "step": STEP + 2}
     for host in ("h0", "h1", "h3"):
-        scene.changes(host, epoch=plan.new.epoch, step=STEP + 3)
-    fields = {"rank": 2, "epoch": plan.new.epoch, "step": STEP + 3}
-    scene.changes("s0", activity=Activity.TRAINING, **fields)
+        scene.changes(host, **entered)
+    scene.changes("s0", activity=Activity.TRAINING, rank=2, **entered)
     scene.steer()
+    scene.steer()
+    assert scene.plan.phase.value == "switch"
+    scene.changes("s0", step=STEP + 3)
     done = scene.steer()
 
     assert scene.plan.phase is Phase.DONE

@@ -173,20 +173,26 @@ def test_a_joiner_that_does_not_take_over_in_time_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "leaver_heard", "moved"),
-    [(STEP + 1, True, True), (STEP, True, False), (STEP + 1, False, False)],
+    ("step", "entered", "leaver_heard", "moved"),
+    [
+        (STEP + 1, STEP, False, True),
+        (STEP, STEP, True, False),
+        # A release that does not report at which step it has entered: the leaver knows.
+        (STEP + 1, None, True, True),
+        (STEP + 1, None, False, False),
+    ],
 )
 def test_a_joiner_whose_daemon_is_down_counts_by_what_others_have_committed(
-    step: int, leaver_heard: bool, moved: bool
+    step: int, entered: int | None, leaver_heard: bool, moved: bool
 ) -> None:
     """It votes on each step: if others have committed one in the new epoch, it trains."""
     scene = moving(Phase.SWITCH)
     scene.silent.add("s0")
-    scene.says("h1", Activity.TRAINING, rank=1, epoch=2, step=step)
+    scene.says("h1", Activity.TRAINING, rank=1, epoch=2, step=step, entered=entered)
     if leaver_heard:
         scene.says("h0", Activity.LEFT, epoch=1, step=STEP)
     else:
-        scene.silent.add("h0")  # then nobody knows the first step of the new epoch
+        scene.silent.add("h0")
     after = steered(scene, age=LIMITS.switch_s + 1)
 
     assert after.plan is not None
@@ -194,6 +200,41 @@ def test_a_joiner_whose_daemon_is_down_counts_by_what_others_have_committed(
         assert (after.plan.kind, after.plan.phase) == (PlanKind.PLANNED, Phase.DONE)
     else:
         assert (after.plan.kind, after.plan.cause) == (PlanKind.FAILOVER, "joiner.late")
+
+
+def test_a_leaver_may_be_lost_once_others_have_committed_with_its_joiner() -> None:
+    """Nothing is heard of the joiner, which has the state."""
+    scene = moving(Phase.SWITCH)
+    scene.silent.add("s0")
+    scene.says("h1", Activity.TRAINING, rank=1, epoch=2, step=STEP + 1, entered=STEP)
+    scene.exit("h0", 0)
+    after = steered(scene)
+
+    assert after.plan is not None
+    assert (after.plan.kind, after.plan.phase) == (PlanKind.PLANNED, Phase.DONE)
+
+
+def test_a_move_ends_also_if_nobody_tells_its_first_step() -> None:
+    """An earlier release runs on the joiner's host, and the leaver has ended."""
+    scene = moving(Phase.SWITCH)
+    scene.exit("h0", 0)
+    scene.says("s0", Activity.TRAINING, rank=0, epoch=2, step=STEP + 1)
+    after = steered(scene)
+
+    assert after.plan is not None
+    assert (after.plan.kind, after.plan.phase) == (PlanKind.PLANNED, Phase.DONE)
+
+
+@pytest.mark.parametrize("step", [STEP, STEP + 1])
+def test_a_move_is_over_once_the_joiner_has_committed_its_first_step(step: int) -> None:
+    """Until then the leaver has the state, also while nothing is heard of the leaver."""
+    scene = moving(Phase.SWITCH)
+    scene.silent.add("h0")
+    scene.says("s0", Activity.TRAINING, rank=0, epoch=2, step=step, entered=STEP)
+    after = steered(scene)
+
+    assert after.plan is not None
+    assert after.plan.phase is (Phase.DONE if step > STEP else Phase.SWITCH)
 
 
 # --- a plan under way -----------------------------------------------------------------------------

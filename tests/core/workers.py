@@ -93,7 +93,9 @@ class Worker:
         """
         if event is not None:
             changes["activity"] = transition(self.status.activity, event)
-        self.status = structs.replace(self.status, **changes)
+        before, self.status = self.status, structs.replace(self.status, **changes)
+        if self.status.epoch != before.epoch:
+            self.status = structs.replace(self.status, entered=self.status.step)
         rank = self.status.rank
         alike = self.alike if rank is None or self.alike else (rank,)
         self.status = structs.replace(self.status, replicas=alike if rank is not None else ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from math import inf
 
 from msgspec import structs
 
@@ -366,23 +367,25 @@ def _disarmed(plan: MigrationPlan, facts: PlanFacts, worker: str) -> bool:
 def has_committed(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
     """Whether a member of the new epoch has committed a step in it. One whose daemon is silent has
     if any other member has: all of them vote on each step."""
-    first, known = _first_step(plan, facts), worker in facts.status
-    if first is None and not known:
+    if (own := facts.status.get(worker)) is not None:
+        return _has_advanced(own, plan, facts, unknown=0)
+    others = (facts.status.get(member.worker) for member in plan.new.members)
+    return any(_has_advanced(s, plan, facts, unknown=inf) for s in others if s is not None)
+
+
+def _has_advanced(
+    status: WorkerStatus, plan: MigrationPlan, facts: PlanFacts, *, unknown: float
+) -> bool:
+    """Whether ``status`` is of a later step than the first one of the new epoch. ``unknown``: that
+    step, if neither the worker tells it, nor its plan, nor a leaver, as in an earlier release."""
+    if status.epoch < plan.new.epoch or status.activity is not Activity.TRAINING:
         return False
-    asked = [worker] if known else [member.worker for member in plan.new.members]
-    return any(
-        s.epoch >= plan.new.epoch and s.activity is Activity.TRAINING and s.step > (first or 0)
-        for s in (facts.status[w] for w in asked if w in facts.status)
-    )
-
-
-def _first_step(plan: MigrationPlan, facts: PlanFacts) -> int | None:
-    """The first step of the new epoch, if it is known. A failover has it in the plan; after a
-    planned switch the leaver still reports its last step."""
-    if plan.resume is not None:
-        return plan.resume
-    left = [facts.status.get(m.leaver.worker) for m in plan.moves]
-    return max((s.step for s in left if s and s.activity is Activity.LEFT), default=None)
+    begun: float | None = plan.resume if plan.resume is not None else status.entered
+    if begun is None:
+        left = [facts.status.get(m.leaver.worker) for m in plan.moves]
+        steps = [s.step for s in left if s is not None and s.activity is Activity.LEFT]
+        begun = max(steps, default=unknown)
+    return status.step > begun
 
 
 def with_timings(plan: MigrationPlan, facts: PlanFacts) -> MigrationPlan:

@@ -114,9 +114,11 @@ def grown(record: JobRecord, view: ClusterView, facts: PlanFacts, now: float) ->
 
 
 def is_left(record: JobRecord, host: str) -> bool:
-    """Whether a live plan moves ranks off ``host``."""
+    """Whether a live plan moves all ranks off ``host``."""
     plan = record.plan
-    return plan is not None and is_live(plan) and any(m.leaver.host == host for m in plan.moves)
+    if plan is None or not is_live(plan) or plan.phase is Phase.DISARM:
+        return False
+    return host not in {member.host for member in plan.new.members}
 
 
 def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:

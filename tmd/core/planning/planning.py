@@ -200,12 +200,12 @@ def _broken_switch(
     """The vote switched, but a joiner cannot take over: the leaver, or a replica, is the source."""
     joiners = [m.joiner.worker for m in plan.moves if m.joiner]
     refused = [w for w in joiners if facts.doing(w, Activity.REFUSED, plan.id)]
+    late = [w for w in joiners if facts.epoch(w) < plan.new.epoch]
+    late = [w for w in late if not has_committed(facts, w, plan)]
     orphaned = [
         m.leaver.worker
         for m in plan.moves
-        if facts.failing(m.leaver.worker)
-        and m.joiner
-        and facts.epoch(m.joiner.worker) < plan.new.epoch
+        if facts.failing(m.leaver.worker) and m.joiner and m.joiner.worker in late
     ]
     if refused:
         return failover.open_failover(
@@ -214,9 +214,6 @@ def _broken_switch(
     if orphaned:
         reason = f"leaver {orphaned[0]} was lost before it had handed over its state"
         return failover.open_failover(record, orphaned, "leaver.lost", reason, "", now)
-    late = [
-        w for w in joiners if facts.epoch(w) < plan.new.epoch and not has_committed(facts, w, plan)
-    ]
     if late and age > limits.switch_s:
         reason = f"joiner {', '.join(late)} did not take over within {limits.switch_s:g} s"
         return failover.open_failover(record, late, "joiner.late", reason, "", now)

@@ -104,8 +104,7 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     """GPUs that hold its model, as findings name them; empty if unknown."""
     saved: SavedCheckpoint | None = None
     """The newest complete checkpoint it knows."""
-    missed: MissedCheckpoint | None = None
-    """The newest missed checkpoint, until a later one is complete."""
+    missed: MissedCheckpoint | None = None  # the newest one, until a later one is complete
     unregistered: str = ""  # what steps change although it is not registered; empty if unknown
     first_rank: int | None = None  # what its script got as its rank when it began
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
@@ -115,6 +114,7 @@ class WorkerStatus(Struct, frozen=True, gc=False):
     """Why it cannot compute for several ranks; empty if it can, ``None`` if its script has not
     asked for that."""
     protocol: int = 0  # version of what workers exchange; 0: their daemon did not pass it on
+    entered: int | None = None  # its step when it entered `epoch`; None: its release is older
 
     @property
     def unfit(self) -> str:

@@ -91,6 +91,8 @@ class StatusReporter:
                 activity = transition(self._status.activity, event)
                 changes = {"timings": {}, "activity": activity, **changes}
             status = structs.replace(self._status, **changes)
+            if status.epoch != self._status.epoch:
+                status = structs.replace(status, entered=status.step)
             if _place(status) != _place(self._status):
                 self._came = time.monotonic()
             replicas, role = self.alike(status.rank), self._roles.of(status.rank)
