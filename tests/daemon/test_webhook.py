@@ -14,6 +14,7 @@ from tests.values import alert, plan
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.election import Lease
 from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Mark, Phase
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.schema import Secret
@@ -222,15 +223,17 @@ async def test_an_emptied_store_causes_no_second_announcement(receiver):
     assert received == [(200, id_of(1)), (200, id_of(2))]
 
 
-async def test_an_emptied_store_causes_no_announcement_of_the_past(receiver):
+@pytest.mark.parametrize("away", [True, False], ids=["restarted", "flushed"])
+async def test_an_emptied_store_causes_no_announcement_of_the_past(receiver, away):
     """The hosts publish the alerts of a week again, more than a leader remembers by their ids."""
     store, elected, health = MemoryStore(), Elected(), StoreHealth()
     store.server_time, store.alerts_before_wipe = 10_000.0, 9_000_000
     await raise_(store, 1, 2, at=100.0)
     async with telling(receiver, store, elected, health):
         await begun(store)
-        elected.leading = False
-        await health.failed(StoreLoop.HEARTBEAT, StoreUnavailable("away"))
+        if away:
+            elected.leading = False
+            await health.failed(StoreLoop.HEARTBEAT, StoreUnavailable("away"))
         store.wipe()
         await raise_(store, 1, 2, at=100.0)
         await raise_(store, 3, at=9_995.0)
@@ -238,6 +241,22 @@ async def test_an_emptied_store_causes_no_announcement_of_the_past(receiver):
         received = await receiver.next()
 
     assert received == (200, id_of(3))
+    assert receiver.received.empty()
+
+
+async def test_migrations_of_before_an_outage_are_no_news_later(receiver, record):
+    """The records come back after the first look of a new leader."""
+    store, elected, health = MemoryStore(), Elected(False), StoreHealth()
+    store.server_time = 10_000.0
+    old = plan(record().membership, id="job-1", timeline=(Mark(Phase.DONE, 100.0),))
+    async with telling(receiver, store, elected, health):
+        await health.failed(StoreLoop.HEARTBEAT, StoreUnavailable("away"))
+        elected.leading = True
+        await begun(store)
+        await store.client().put_job(record(history=(old,)), expected=0)
+        await until(lambda: bool(store.sent_outside.migrations), within_s=WITHIN_S, every_s=0.001)
+
+    assert store.sent_outside.migrations == ("job/job-1",)
     assert receiver.received.empty()
 
 

@@ -107,6 +107,8 @@ class Webhook:
         ended = of_migrations((await self._store.jobs()).records) if self._config.migrations else []
         shown = [notice.id for notice in ended]
         self._store_health.worked(StoreLoop.WEBHOOK)
+        if past := [notice for notice in announced.unannounced(ended) if self._is_past(notice)]:
+            announced = await self._remember(announced.plus(past, announced.cursor, shown))
         for notice in announced.unannounced([*alerts, *ended]):
             if self._is_past(notice):
                 continue
@@ -137,8 +139,9 @@ class Webhook:
             self._announced = self._stored = stored
         if self._announced is None:
             return await self._remember(await self._begun())
-        if stored is None:  # it has come back empty, and the hosts publish again
-            self._past = await self._outage(before=self._announced.cursor)
+        if stored is None and self._stored is not None:
+            # It has come back empty, and the hosts publish again.
+            self._past = await self._outage(before=self._announced.cursor) or self._past
         if stored != self._announced:  # or the last write failed
             return await self._remember(self._announced)
         return self._announced
@@ -154,11 +157,11 @@ class Webhook:
     async def _outage(self, before: str = "") -> tuple[float, float] | None:
         """Begin of the outage of the store, or of the alert with the cursor ``before`` if that is
         earlier (by its clock, as that of this host may be wrong), and until when it matters
-        (monotonic); ``None`` if there was none."""
+        (monotonic); ``None`` if there was none. A store may be emptied without one."""
         outage_s = self._store_health.outage_age_s(REPLAY_S)
-        if outage_s is None:
+        if outage_s is None and not before:
             return None
-        began = await self._store.clock() - outage_s
+        began = await self._store.clock() - (outage_s or 0.0)
         if before:
             began = min(began, int(before.partition("-")[0]) / 1000)
         return began - SKEW_S, time.monotonic() + REPLAY_S
