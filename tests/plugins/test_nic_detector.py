@@ -320,7 +320,7 @@ async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_pat
             await asyncio.Event().wait()
 
     context.sleep = sleep
-    async with aclosing(NicDetector(patience_s=0.01).watch(context)) as signals:
+    async with aclosing(NicDetector(patience_s=0.0).watch(context)) as signals:
         raised = await anext(signals)
         rest = asyncio.create_task(anext(signals))
         await enough.wait()

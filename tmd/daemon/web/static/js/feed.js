@@ -15,8 +15,6 @@ export class Feed {
   samples = new Map();
   /** Alerts of the last hour as they were published, newest first. */
   log = [];
-  /** Of the latest alert. */
-  cursor = "";
   link = { text: "connecting", kind: "" };
 
   /** `changed(kinds)`: the kinds of rows that changed, such as "host". */
@@ -28,11 +26,12 @@ export class Feed {
     this.source?.close();
     this.heardAt = Date.now();
     // Cursors of the alert stream begin with milliseconds.
-    const after = this.cursor || this.heardAt - HOUR_MS;
-    const source = this.source = new EventSource(`v1/page?after=${after}`);
+    const source = this.source = new EventSource(`v1/page?after=${this.heardAt - HOUR_MS}`);
+    let silent = true;
     const on = (kind, take) => source.addEventListener(kind, (e) => {
+      if (silent) this.log = [];  // all alerts of the hour follow
+      silent = false;
       this.heardAt = Date.now();
-      this.cursor = e.lastEventId;
       take(e.data && JSON.parse(e.data));
     });
     on("quiet", () => {});
@@ -60,9 +59,16 @@ export class Feed {
       this.log = recent;
       this.changed(new Set(["log"]));
     }
+    this.reload();
     if (now - this.heardAt < SILENT_MS) return;
     this.say("nothing comes from the daemon; trying again", "bad");
     this.open();
+  }
+
+  /** The rows of another version may be unknown to these scripts. */
+  reload() {
+    const changed = this.version && this.rows.get("cluster")?.version !== this.version;
+    if (changed && !document.querySelector("dialog[open]")) location.reload();
   }
 
   say(text, kind = "") {
@@ -89,10 +95,8 @@ export class Feed {
       this.samples.set(job, [...known, ...fresh].slice(-SAMPLES));
       kinds.add("sample");
     }
-    // The rows of another version may be unknown to these scripts.
-    const version = this.rows.get("cluster")?.version;
-    this.version ??= version;
-    if (version !== this.version && !document.querySelector("dialog[open]")) location.reload();
+    this.version ??= this.rows.get("cluster")?.version;
+    this.reload();
     this.link = { text: "live", kind: "good" };
     this.changed(kinds);
   }
