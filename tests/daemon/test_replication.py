@@ -74,11 +74,26 @@ async def online(primary: int) -> None:
         await until(has_replica)
 
 
+async def stopped(process: subprocess.Popen[bytes]) -> None:
+    """Stop ``process``, and return once none of its threads runs."""
+    process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{process.pid}/stat")
+
+    async def stands() -> bool:
+        return _state(state) == "T"
+
+    await until(stands)
+
+
+def _state(stat: Path) -> str:
+    return stat.read_text().rpartition(")")[2].split()[0]
+
+
 async def waits(
     store: RedisStore, asked: Any, process: subprocess.Popen[bytes], revision: int
 ) -> bool:
     """Whether a write goes on only once the replica, which stands still meanwhile, has it."""
-    process.send_signal(signal.SIGSTOP)
+    await stopped(process)
     record = structs.replace(RECORD, revision=revision)
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(store.put_job(record, expected=revision - 1))
@@ -118,7 +133,7 @@ async def test_a_replica_that_lags_delays_a_write_for_a_bounded_time_and_is_repo
     async with opened(primary, wait_s=2.0) as store:
         first = await store.acquire("h1", ttl_s=30, floor=0)
         before = store.unreplicated
-        process.send_signal(signal.SIGSTOP)
+        await stopped(process)
         lagging = await store.acquire("h1", ttl_s=30, floor=0)
         during = store.unreplicated
         process.send_signal(signal.SIGCONT)
@@ -154,7 +169,7 @@ async def test_a_replica_is_found_while_others_write(
     primary, _, process = pair
     await online(primary)
     async with opened(primary) as store, client(primary) as asked:
-        process.send_signal(signal.SIGSTOP)
+        await stopped(process)
         await asked.set("busy", "x")
         await store.snapshot()
         first = await waits(store, asked, process, 1)
@@ -206,7 +221,7 @@ async def test_a_server_that_is_busy_once_is_still_waited_for(
         with pytest.raises(ResponseError):
             await looping
         await store.acquire("h1", ttl_s=30, floor=0)
-        process.send_signal(signal.SIGSTOP)
+        await stopped(process)
         writing = asyncio.create_task(store.acquire("h1", ttl_s=30, floor=0))
         async with client(primary) as asked:
 
@@ -227,7 +242,7 @@ async def test_a_replica_that_has_caught_up_ends_the_report_without_a_write(
     await online(primary)
     async with opened(primary, wait_s=2.0) as store:
         await store.acquire("h1", ttl_s=30, floor=0)
-        process.send_signal(signal.SIGSTOP)
+        await stopped(process)
         await store.acquire("h1", ttl_s=30, floor=0)
         during = store.unreplicated
         process.send_signal(signal.SIGCONT)
