@@ -15,7 +15,7 @@ from tmd.campaign.campaign import Result, _Cluster
 from tmd.campaign.play import Play
 from tmd.campaign.scenario import Expected, FaultPart, Scenario, Story
 from tmd.campaign.stage import CampaignStage
-from tmd.core.values.model import Activity, ClusterView, HostStatus, WorkerStatus
+from tmd.core.values.model import Activity, Alert, ClusterView, HostStatus, WorkerStatus
 
 FAULT = FaultPart(kind="process.kill", where="rank 0", when="at forward")
 ENDED = "all daemons have ended; last line of h0: no"
@@ -33,6 +33,9 @@ class Broken:
         self.cluster = self
         self.hosts = ["h0"]
         self._at, self._error, self._starts, self._waits = at, error, starts, 0
+        self.raised: set[str] = set()
+        self.streams: list[list[Alert]] = []
+        """What Redis has of alerts each time that it is asked."""
         status = WorkerStatus(*("h0/job/0.a", "job", 1, "", 1), Activity.TRAINING, rank=0, step=9)
         hosts = (HostStatus("h0", "", workers=(status,)),)
         self._view = ClusterView(hosts=hosts, jobs=(values.record("h0"),))
@@ -63,8 +66,8 @@ class Broken:
     async def view(self) -> ClusterView:
         return self._view
 
-    async def alerts(self) -> list[Any]:
-        return []
+    async def alerts(self) -> list[Alert]:
+        return self.streams.pop(0) if self.streams else []
 
     async def leader(self) -> str:
         return "h0#1"
@@ -112,6 +115,19 @@ async def test_a_cluster_that_is_not_whole_in_time_is_described() -> None:
     seen = await Play(stage, scenario("one"), "0-one").run()
 
     assert seen.trouble == "NotWhole: the cluster was not whole within 120 s\nas it is"
+
+
+async def test_an_alert_of_an_earlier_scenario_may_be_published_again() -> None:
+    """By a host that finds Redis without its data, perhaps in a later scenario."""
+    stage: Any = Broken(0, RuntimeError())
+    old, new = values.alert(id="old"), values.alert(id="new")
+    stage.streams = [[], [old], [], [old, new]]
+    found = [
+        [a.id for a in (await Play(stage, scenario(name), f"{name}-0").run()).alerts]
+        for name in ("one", "two")
+    ]
+
+    assert found == [["old"], ["new"]]
 
 
 class Audience:

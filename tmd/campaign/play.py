@@ -213,9 +213,10 @@ class Play:
     async def _look(self) -> Before:
         view = await self._stage.until(lambda v: bool(v.jobs))
         job = view.jobs[0]
+        self._stage.raised.update(a.id for a in await self._alerts())
         return Before(
             plans=frozenset(p.id for p in job.history),
-            alerts=frozenset(a.id for a in await self._alerts()),
+            alerts=frozenset(self._stage.raised),
             epoch=job.membership.epoch,
             step=max(w.step for w in workers(view)),
             leader=await self._stage.cluster.leader(),
@@ -245,6 +246,7 @@ class Play:
         job = view.jobs[0] if view.jobs else None
         plans = sorted(self._plans.values(), key=lambda p: p.timeline[0].at if p.timeline else 0.0)
         new = {a.id: a for a in await self._alerts() if a.id not in self._before.alerts}
+        self._stage.raised.update(new)
         return Observed(
             scenario=self._scenario.name,
             kinds=tuple(f.kind for f in self._scenario.faults),

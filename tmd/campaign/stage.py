@@ -65,6 +65,8 @@ class CampaignStage:
         self.clocks: Clocks | None = None
         self.other = None if other is None else other.installation(self._plugins)
         """Another release, if there is one."""
+        self.raised: set[str] = set()
+        """Ids of all alerts so far. A Redis that has lost its data gets them once more."""
         self._prefix = tuple(prefix)
         self._relay_ports: dict[tuple[str, str], int] = {}
         self._relay = Relay()
