@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e import framework
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import PACE, Golden, running
+from tests.e2e.harness import HOT, PACE, Golden, running
 from tests.marks import thorough
 from tmd.core.values.model import PlanKind
 from tmd.embedded import EmbeddedRedis
@@ -72,9 +72,7 @@ async def test_a_rank_with_a_hot_standby_is_lost_inside_an_evaluation(
 ) -> None:
     """The standby has evaluated along with its rank, and goes on from the state that it has."""
     faults = [PACE, "forward@0:30=wait", "evaluation@1:35=kill", "sending@*:*=kill"]
-    async with running(
-        tmp_path, redis.url, faults=faults, script=SCRIPT, more_config="[shadow]\nhot = 1\n"
-    ) as run:
+    async with running(tmp_path, redis.url, faults=faults, script=SCRIPT, more_config=HOT) as run:
         await run.shadowed()
         run.let_go("between")
         run.let_go("forward")

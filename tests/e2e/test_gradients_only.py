@@ -13,6 +13,7 @@ from tests.e2e.conftest import golden_of
 from tests.e2e.harness import (
     EPOCHS,
     LONG,
+    NEVER_SENT,
     PACE,
     Golden,
     Run,
@@ -29,8 +30,6 @@ from tmd.embedded import EmbeddedRedis
 
 GRADIENTS = '[shadow]\nmirror = "gradients"\n'
 FOLLOWED = 'live shadow, by gradients only, since [shadow] mirror = "gradients"'
-NEVER_SENT = "sending@*:*=kill"
-"""A source that sends the tensors of a state at the switch dies."""
 
 
 def following(

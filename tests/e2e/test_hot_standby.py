@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import LONG, PACE, Golden, Run, history, running
+from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, Golden, Run, history, running
 from tests.marks import thorough
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.values.model import Activity, ClusterView, Phase, PlanKind
@@ -15,9 +15,6 @@ from tmd.embedded import EmbeddedRedis
 
 GATE = "data@0:100=wait"
 """Rank 0 waits here at the latest."""
-NEVER_SENT = "sending@*:*=kill"
-"""A source that sends the tensors of a state dies."""
-HOT = "[shadow]\nhot = 1\n"
 
 
 async def hot(run: Run) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import LONG, PACE, STOP_AND_COPY, running
+from tests.e2e.harness import HOT, LONG, PACE, STOP_AND_COPY, running
 from tests.e2e.spread import (
     PER_HOST,
     RANKS,
@@ -241,7 +241,7 @@ async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
         tmp_path / "run",
         redis.url,
         faults=[PACE],
-        more_config="[shadow]\nhot = 1\n",
+        more_config=HOT,
         arguments=("pipeline", *LONG),
         active=("h1", "h2", "h3", "h4"),
         script=script("pipeline"),

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
-from tests.e2e.test_hot_standby import NEVER_SENT
+from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, RANKS, Golden, running
 from tests.marks import thorough
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -92,7 +91,7 @@ async def test_a_hot_standby(job: Job, tmp_path: Path, redis: EmbeddedRedis) -> 
         faults=[PACE, NEVER_SENT],
         script=SCRIPT,
         arguments=arguments,
-        more_config="[shadow]\nhot = 1\n",
+        more_config=HOT,
     ) as run:
         view = await run.shadowed()
         refused = [r for w in workers(view) for r in w.rehearsed if r.refusal or r.suspect]

@@ -5,14 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, Golden, Run, running
-from tmd.core.values.model import Activity, JobState, Phase, PlanKind
+from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, Golden, Run, running
+from tmd.core.values.model import Activity, JobState, MigrationPlan, Phase, PlanKind
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 SHARDED = (*LONG, "--sharded")
-NEVER_SENT = "sending@*:*=kill"
-"""A source that sends the tensors of a state dies."""
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -86,24 +84,27 @@ async def test_a_lost_shard_fails_the_job_with_the_reason(
         assert all(codes[host] != 0 for host in ("h1", "h2", "h3"))
 
 
+async def replaced(run: Run, point: str) -> MigrationPlan:
+    """Let a rank end at ``point`` once it has a hot standby; returns the failover."""
+    await run.shadowed()
+    run.let_go("between")
+    plan = await run.done("trainer")
+
+    assert run.fired(point)
+    assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
+    return plan
+
+
 async def test_a_lost_shard_survives_in_its_hot_standby(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
     """Only the standby that shadowed the rank has its state."""
     faults = [PACE, "backward@2:120=kill", NEVER_SENT]
     async with running(
-        tmp_path,
-        redis.url,
-        faults=faults,
-        arguments=SHARDED,
-        more_config="[shadow]\nhot = 1\n",
+        tmp_path, redis.url, faults=faults, arguments=SHARDED, more_config=HOT
     ) as run:
-        await run.shadowed()
-        run.let_go("between")
-        plan = await run.done("trainer")
+        plan = await replaced(run, "backward")
 
-        assert run.fired("backward")
-        assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert plan.moves[0].source is None
         assert plan.rollback is None
         await run.ends_like(sharded_golden, lost=1)
@@ -137,13 +138,9 @@ async def test_a_rank_is_lost_after_a_vote_whose_outcome_others_know(
     (tmp_path / "golden").mkdir()
     golden = golden_of(tmp_path / "golden", arguments)
     async with running(
-        tmp_path, redis.url, faults=faults, arguments=arguments, more_config="[shadow]\nhot = 1\n"
+        tmp_path, redis.url, faults=faults, arguments=arguments, more_config=HOT
     ) as run:
-        await run.shadowed()
-        run.let_go("between")
-        plan = await run.done("trainer")
+        plan = await replaced(run, "after-vote")
 
-        assert run.fired("after-vote")
-        assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert plan.resume is not None
         await run.ends_like(golden, lost=1, unwritten=[(2, plan.resume - 1)])

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import LONG, PACE, ROOT, Golden, Run, running
+from tests.e2e.harness import HOT, LONG, PACE, ROOT, Golden, Run, running
 from tmd.core.values.model import PlanKind
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "twin_script.py")
-HOT = "[shadow]\nhot = 1\n"
 
 
 async def test_a_rank_is_drained_live_while_copies_and_checkpoints_are_made(

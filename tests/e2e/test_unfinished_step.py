@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, SCRIPT, Golden, Run, running
+from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, SCRIPT, Golden, Run, running
 from tests.e2e.spread import script, undisturbed
-from tests.e2e.test_hot_standby import HOT, NEVER_SENT, hot, with_hot
+from tests.e2e.test_hot_standby import hot, with_hot
 from tests.e2e.test_rich import RICH
 from tests.marks import thorough
 from tmd.core.values.model import MigrationPlan, Phase, PlanKind

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
+from tests.e2e.harness import HOT, LONG, PACE, RANKS, Golden, running
 from tests.marks import thorough
 from tmd.core.values.model import Phase, PlanKind
 from tmd.demo.cluster import workers
@@ -50,7 +50,7 @@ async def test_a_standby_that_has_not_used_a_model_is_not_suspected(
         faults=[PACE],
         script=SCRIPT,
         arguments=LONG,
-        more_config="[shadow]\nhot = 1\n",
+        more_config=HOT,
     ) as run:
         view = await run.shadowed()
         refused = [r for w in workers(view) for r in w.rehearsed if r.refusal or r.suspect]
