@@ -759,8 +759,7 @@ def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
         await s.put_host(HostStatus("h3", "i", workers=(idle,)), ttl_s=60, wake=False)
 
     async def answer(s):
-        while not (asked := (await s.snapshot()).rehearsals):  # noqa: ASYNC110 - by another process
-            await asyncio.sleep(0.01)
+        asked = (await s.snapshot()).rehearsals
         unfit = Rehearsal(step=7, seconds=1.0, refusal="other bits", request=asked[0].id)
         status = structs.replace(idle, rehearsed=(unfit,))
         await s.put_host(HostStatus("h3", "i", workers=(status,)), ttl_s=60, wake=False)
@@ -768,10 +767,7 @@ def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
     none = tmd("standby", "rehearse", "h1", "-c", config)
     unknown = tmd("standby", "rehearse", "h11", "-c", config)
     store(appear)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(tmd, "standby", "rehearse", "h3", "-c", config)
-        store(answer)
-        done = asking.result()
+    done = meanwhile(store, answer, "standby", "rehearse", "h3", "-c", config)
     again = tmd("standby", "rehearse", "h3", "--no-wait", "-c", config)
     late = tmd("standby", "rehearse", "h3", "--timeout", "0.3", "-c", config)
 
@@ -810,15 +806,10 @@ def test_a_rehearsal_ends_if_the_standby_gets_a_rank(config, store, running):
         await s.put_host(HostStatus("h3", "i", workers=(idle,)), ttl_s=60, wake=False)
 
     async def take_a_rank(s):
-        while not (await s.snapshot()).rehearsals:  # noqa: ASYNC110 - by another process
-            await asyncio.sleep(0.01)
         await s.put_host(HostStatus("h3", "i", workers=(ranked,)), ttl_s=60, wake=False)
 
     store(appear)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(tmd, "standby", "rehearse", "h3", "-c", config)
-        store(take_a_rank)
-        done = asking.result()
+    done = meanwhile(store, take_a_rank, "standby", "rehearse", "h3", "-c", config)
 
     assert done.returncode == 1
     assert "h3 has no standby any more: h3/job/0.a holds rank 1" in done.stderr
