@@ -29,7 +29,7 @@ UNAFFECTED = 15
 
 
 FAILURES = (TimeoutError, OSError, RuntimeError, TmdError)
-"""How a cluster fails; a fault that has not happened is a TmdError."""
+"""Errors of a cluster that breaks, or of a fault that does not happen."""
 
 
 class NotWhole(TmdError):

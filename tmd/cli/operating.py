@@ -23,7 +23,8 @@ LOOK_S = 0.2
 STUCK = 3
 """Exit status: the request is stored, but nothing moves now."""
 SETTLE_S = 3.0
-"""Grace time for a standby to become available that has just joined, or that a move refused."""
+"""Grace time in which a standby that has just joined, or that a move refused, may become
+available."""
 HostArgument = Annotated[str, typer.Argument(help="Name of the host, as in 'tmd status'.")]
 
 
@@ -82,8 +83,7 @@ def _print_outlook(view: ClusterView, request: DrainRequest, settings: Settings)
 
     from tmd.cli.policies import lines, outlook
 
-    standing = _standing(view, request.host)
-    if standing is not None and (why := request.refusal(standing)):
+    if why := request.refusal(_standing(view, request.host)):
         raise TmdError(why)
     others = tuple(d for d in view.drains if d.host != request.host)
     for line in lines(outlook(structs.replace(view, drains=(*others, request)), settings)):
@@ -294,6 +294,7 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
 
 
 def _standing(view: ClusterView, host: str) -> DrainRequest | None:
+    """The present drain of ``host``."""
     return next((request for request in view.drains if request.host == host), None)
 
 

@@ -258,7 +258,7 @@ class RedisStore:
     async def drain(self, request: DrainRequest) -> None:
         while True:
             _, standing = await self._stored_drain(request.host)
-            if standing is not None and (why := request.refusal(standing)):
+            if why := request.refusal(standing):
                 raise DrainRefused(why)
             if await self.swap_drain(request.host, standing.id if standing else "", request):
                 return

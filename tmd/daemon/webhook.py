@@ -147,17 +147,20 @@ class Webhook:
         return self._announced
 
     async def _begun(self) -> Announced:
+        self._past = await self._outage()
+        if self._past is not None:
+            return Announced()
         ended = of_migrations((await self._store.jobs()).records)
         shown = [notice.id for notice in ended]
-        self._past = await self._outage()
-        if self._past is None:
-            return Announced().plus(ended, await self._store.newest_alert(), shown)
-        return Announced().plus([n for n in ended if self._is_past(n)], "", shown)
+        return Announced().plus(ended, await self._store.newest_alert(), shown)
 
     async def _outage(self, before: str = "") -> tuple[float, float] | None:
-        """Begin of the outage of the store, or of the alert with the cursor ``before`` if that is
-        earlier (by its clock, as that of this host may be wrong), and until when it matters
-        (monotonic); ``None`` if there was none. A store may be emptied without one."""
+        """Two times for :attr:`_past`; ``None`` if nothing is to be skipped.
+
+        The first is the start of the outage, or the time of the alert at cursor ``before`` if that
+        is earlier: a store may be emptied without an outage. It is by the clock of the store, since
+        that of this host may be wrong.
+        """
         outage_s = self._store_health.outage_age_s(REPLAY_S)
         if outage_s is None and not before:
             return None

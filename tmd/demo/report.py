@@ -125,7 +125,7 @@ def may_miss(plans: Iterable[MigrationPlan]) -> set[tuple[int, int]]:
 
 
 class CommittedTwice(Struct, frozen=True):
-    """Two commits of one step by one rank, of which no plan says why."""
+    """Two commits of one step by one rank that no plan explains."""
 
     first: Line
     second: Line

@@ -264,8 +264,7 @@ class MemoryClient:
 
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()
-        standing = self._store.drains.get(request.host)
-        if standing is not None and (why := request.refusal(standing)):
+        if why := request.refusal(self._store.drains.get(request.host)):
             raise DrainRefused(why)
         self._store.drains[request.host] = request
         self._store.wake_leader()

@@ -376,8 +376,8 @@ def has_committed(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
 def _has_advanced(
     status: WorkerStatus, plan: MigrationPlan, facts: PlanFacts, *, unknown: float
 ) -> bool:
-    """Whether ``status`` is of a later step than the first one of the new epoch. ``unknown``: that
-    step, if neither the worker tells it, nor its plan, nor a leaver, as in an earlier release."""
+    """Whether ``status`` is of a later step than the first one of the new epoch. ``unknown``:
+    what counts as that step if no worker or plan reports it, as in an earlier release."""
     if status.epoch < plan.new.epoch or status.activity is not Activity.TRAINING:
         return False
     begun: float | None = plan.resume if plan.resume is not None else status.entered

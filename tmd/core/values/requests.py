@@ -27,9 +27,11 @@ class DrainRequest(Struct, frozen=True):
         """Whether the host gets no rank until the request is withdrawn."""
         return self.leave or not (self.soft or self.reserve)
 
-    def refusal(self, standing: DrainRequest) -> str:
+    def refusal(self, standing: DrainRequest | None) -> str:
         """Why this request cannot replace ``standing``, on which somebody may rely; empty if it
-        can."""
+        can, or if there is none."""
+        if standing is None:
+            return ""
         if standing.leave and not self.leave:
             promised = "its workers exit"
         elif standing.bars and not self.bars:

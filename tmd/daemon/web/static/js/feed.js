@@ -27,10 +27,10 @@ export class Feed {
     this.heardAt = Date.now();
     // Cursors of the alert stream begin with milliseconds.
     const source = this.source = new EventSource(`v1/page?after=${this.heardAt - HOUR_MS}`);
-    let silent = true;
+    let first = true;
     const on = (kind, take) => source.addEventListener(kind, (e) => {
-      if (silent) this.log = [];  // all alerts of the hour follow
-      silent = false;
+      if (first) this.log = [];  // all alerts of the hour follow
+      first = false;
       this.heardAt = Date.now();
       take(e.data && JSON.parse(e.data));
     });
@@ -59,14 +59,14 @@ export class Feed {
       this.log = recent;
       this.changed(new Set(["log"]));
     }
-    this.reload();
+    this.followVersion();
     if (now - this.heardAt < SILENT_MS) return;
     this.say("nothing comes from the daemon; trying again", "bad");
     this.open();
   }
 
-  /** The rows of another version may be unknown to these scripts. */
-  reload() {
+  /** Loads the page anew if the version has changed, whose rows these scripts may not know. */
+  followVersion() {
     const changed = this.version && this.rows.get("cluster")?.version !== this.version;
     if (changed && !document.querySelector("dialog[open]")) location.reload();
   }
@@ -96,7 +96,7 @@ export class Feed {
       kinds.add("sample");
     }
     this.version ??= this.rows.get("cluster")?.version;
-    this.reload();
+    this.followVersion();
     this.link = { text: "live", kind: "good" };
     this.changed(kinds);
   }
