@@ -26,6 +26,7 @@ from tmd.core.values.model import (
     PlanKind,
     Rehearsal,
     Severity,
+    ShadowAssignment,
     ShadowStatus,
     WorkerStatus,
 )
@@ -38,6 +39,8 @@ JOB, OTHER = "llama-70b", "reward-8b"
 RANKS, SPARE, OTHER_RANKS = 32, 6, 4
 STEP = 48_210
 SLOW_RANK = 21
+HOT = {RANKS + 3: 0, RANKS + 4: 8}
+"""The rank that each hot standby shadows, by the number of its host."""
 DRAINED, LOST = "gpu-006", "gpu-014"
 TTL_S = 1e9
 
@@ -220,8 +223,8 @@ def view(now: float, step: int = STEP, slow: bool = True) -> ClusterView:
         of.host: trains(rank, of, step, noise, slow) for rank, of in enumerate(members())
     }
     for number in range(RANKS + 3, RANKS + SPARE + 1):
-        hot = {RANKS + 3: 0, RANKS + 4: 8}.get(number)
-        workers[host(number)] = waits(host(number), hot, rehearsed=number < RANKS + SPARE)
+        rehearsed = number < RANKS + SPARE
+        workers[host(number)] = waits(host(number), HOT.get(number), rehearsed)
     first_other = RANKS + SPARE + 1
     others = tuple(member(host(first_other + n), OTHER) for n in range(OTHER_RANKS))
     for rank, of in enumerate(others):
@@ -260,6 +263,10 @@ def view(now: float, step: int = STEP, slow: bool = True) -> ClusterView:
             revision=1,
             lease_epoch=1,
             history=plans(now),
+            shadows=tuple(
+                ShadowAssignment(member(host(number)), rank, stay=True)
+                for number, rank in HOT.items()
+            ),
         ),
         JobRecord(
             job=OTHER,

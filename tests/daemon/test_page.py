@@ -93,6 +93,8 @@ async def assert_tells_all(page):
     assert await outlook.get_attribute("data-outlook") == "survives"
     assert "4 rehearsed" not in await outlook.inner_text()
     assert "3 rehearsed" in await outlook.inner_text()
+    hot = outlook.locator(".facts div", has_text="hot").locator("dd").first
+    assert await hot.inner_text() == "2"
     lanes = page.locator("#lanes .lane")
     assert await lanes.count() == 3
     failover = page.locator("#lanes [data-key$='-3']")
