@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.daemon.cluster import WITHIN_S, Cluster
 from tmd import embedded, wire
+from tmd.boot import boot_id
 from tmd.core.planning.directives import Hold, Sync, Train
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import Activity, Exit, HostStatus, Phase, PlanKind, Severity, Signal
@@ -100,6 +101,7 @@ async def test_trainers_reconnect_to_a_restarted_daemon(tmp_path, redis):
         again = await cluster.trainer("h2")
 
         assert isinstance(await again.directive(lambda _: True), Train)
+        assert [h.boot for h in (await cluster.store.snapshot()).hosts] == [boot_id()] * 2
 
 
 async def test_a_restarted_daemon_raises_no_second_alert_for_an_exit(tmp_path, redis):

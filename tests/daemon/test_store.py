@@ -127,6 +127,19 @@ async def test_a_host_status_is_stored_completely(store):
     assert (await store.snapshot()).hosts == (status,)
 
 
+async def test_a_host_is_claimed_if_no_heartbeat_of_it_is_stored(store):
+    first, second = (HostStatus("h1", "i", boot=boot) for boot in ("first", "second"))
+
+    assert await store.host_boot("h1") is None
+    assert await store.claim_host(first, ttl_s=0.05)
+    assert await store.host_boot("h1") == "first"
+    assert not await store.claim_host(second, ttl_s=5)
+    async with asyncio.timeout(5):
+        while not await store.claim_host(second, ttl_s=5):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+    assert (await store.host_boot("h1"), await store.host_boot("h2")) == ("second", None)
+
+
 async def test_a_silent_host_disappears_and_may_return(store):
     await store.put_host(HostStatus("h1", "i"), ttl_s=0.05, wake=False)
     await store.put_host(HostStatus("h2", "i"), ttl_s=5, wake=False)

@@ -63,6 +63,13 @@ class Store(Protocol):
         """The records of these jobs, as far as there are any: what a host reads of a cluster with
         many jobs."""
 
+    async def host_boot(self, host: str) -> str | None:
+        """The boot of the daemon whose heartbeat is stored for ``host``: empty if that daemon does
+        not write it, or no member wrote the heartbeat; ``None`` if none is stored."""
+
+    async def claim_host(self, status: HostStatus, *, ttl_s: float) -> bool:
+        """Write the first heartbeat of a host if none is stored; return whether it did."""
+
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         """Write the heartbeat; the status expires after ``ttl_s``."""
 

@@ -12,6 +12,7 @@ from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import READABLE_VERSION, HostStatus
 from tmd.daemon.bus import Store
+from tmd.daemon.host_name import HostName
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
@@ -21,6 +22,7 @@ from tmd.daemon.watcher import Watcher
 class PublisherConfig(Struct, frozen=True):
     name: str
     incarnation: str
+    boot: str
     standby: bool
     heartbeat_s: float
     ttl_s: float
@@ -50,16 +52,21 @@ class Publisher:
         self._roster, self._watcher, self._records, self._lost = sources
         self._store = store
         self._store_health = store_health
+        self._host_name = HostName(store, config.ttl_s)
 
     async def run(self) -> None:
         """Run until cancelled."""
-        wake = True
+        wake, claimed = True, False
         while True:
+            status = self.status()
             try:
-                await self._store.put_host(self.status(), ttl_s=self._config.ttl_s, wake=wake)
+                if not claimed:
+                    await self._host_name.claim(status)
+                    claimed = True
+                await self._store.put_host(status, ttl_s=self._config.ttl_s, wake=wake)
             except StoreUnavailable as error:
                 await self._store_health.failed(StoreLoop.HEARTBEAT, error)
-                wake = True
+                wake, claimed = True, False
                 continue
             self._store_health.worked(StoreLoop.HEARTBEAT)
             wake = await self._roster.urgent.wait(self._config.heartbeat_s)
@@ -69,6 +76,7 @@ class Publisher:
         return HostStatus(
             host=self._config.name,
             incarnation=self._config.incarnation,
+            boot=self._config.boot,
             standby=self._config.standby,
             workers=self._roster.statuses,
             exits=tuple(self._roster.exits),

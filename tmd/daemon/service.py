@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tmd.boot import boot_id
 from tmd.config import Settings
 from tmd.core.alerts.findings import LEADER, FindingRules
 from tmd.core.alerts.store_health import StoreLoop
@@ -79,7 +80,7 @@ class Service:
         self.health = HostHealth(host.name, self.watcher, store, self.store_health, host.state_dir)
         self.publisher = Publisher(
             PublisherConfig(
-                host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s
+                host.name, self.incarnation, boot_id(), host.standby, host.heartbeat_s, host.ttl_s
             ),
             HeartbeatSources(
                 self.roster,

@@ -15,9 +15,20 @@ from tmd.daemon.codec import decoded
 
 
 class Named(Struct, frozen=True):
-    """The fields that every version has."""
+    """The fields that every version has, and one that earlier versions did not have."""
 
     host: str
+    boot: str = ""
+
+
+def boot_of(host: str, text: bytes) -> str:
+    """The boot of the daemon that wrote the status ``text``; empty if it is not known, or if the
+    status is not that of ``host``."""
+    try:
+        named = msgspec.json.decode(text, type=Named)
+    except UNREADABLE:
+        return ""
+    return named.boot if named.host == host else ""
 
 
 class KnownStatus(NamedTuple):

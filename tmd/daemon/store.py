@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -31,25 +30,15 @@ from tmd.daemon import lua, lua_records, redis_errors
 from tmd.daemon.bus import UNLISTED_S, Topic, Wake
 from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.job_records import Known, ReadRecord, RecordReader, StoredJobs, demands, marks
+from tmd.daemon.key_types import misplaced_keys
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.replication import Replication, longest_wait
 from tmd.daemon.scripts import Scripts
-from tmd.daemon.statuses import StatusReader
+from tmd.daemon.statuses import StatusReader, boot_of
 from tmd.daemon.wake_ups import check_cancellation, listen
 
 ALERTS_KEPT = 100_000
 PROBE_MS = 1000
-MOST_LOOKED_AT = 200
-"""How many hosts, and jobs, have the type of their key checked."""
-
-KINDS = {
-    **dict.fromkeys(["leader", "epoch", "breaker", "told-outside"], "string"),
-    **dict.fromkeys(["hosts", "jobs"], "set"),
-    **dict.fromkeys(["drains", "rehearsals", "healthy"], "hash"),
-    "told": "zset",
-    "alerts": "stream",
-}
-"""Expected types of keys whose wrong type makes a request fail: the error names the key."""
 
 Request = TypeVar("Request", DrainRequest, RehearsalRequest)
 
@@ -168,6 +157,17 @@ class RedisStore:
         await self._ask(self._redis.set(self._key("probe"), b"1", px=PROBE_MS))
 
     # --- writing ----------------------------------------------------------------------------------
+
+    async def host_boot(self, host: str) -> str | None:
+        value = await self._run(lua.VALUE, [f"host:{host}"])
+        if value is None:
+            return None
+        body = self._codec.body(value, HostStatus)
+        return "" if body is None else boot_of(host, body)
+
+    async def claim_host(self, status: HostStatus, *, ttl_s: float) -> bool:
+        key, value = self._key(f"host:{status.host}"), self._codec.sealed(status)
+        return bool(await self._ask(self._redis.set(key, value, px=_ms(ttl_s), nx=True)))
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         # Two plain commands cost the server a third of what a script costs.
@@ -357,25 +357,10 @@ class RedisStore:
         if not redis_errors.is_wrong_type(error):
             return redis_errors.explained(error, self._place)
         try:
-            return redis_errors.misplaced(await self._misplaced(), self._place)
+            found = await misplaced_keys(self._redis, self._prefix)
+            return redis_errors.misplaced(found, self._place)
         except (RedisError, OSError) as failure:
             return redis_errors.explained(failure, self._place)
-
-    async def _misplaced(self) -> dict[str, str]:
-        """Keys of this cluster that hold a value of a wrong type, and that type."""
-        wanted = dict(KINDS)
-        for table, kind in (("hosts", "string"), ("jobs", "hash")):
-            key: Any = self._key(table)
-            if await self._redis.type(key) == b"set":
-                members: Any = await self._redis.smembers(key)
-                some = islice(members, MOST_LOOKED_AT)
-                wanted |= {f"{table[:-1]}:{text(name)}": kind for name in some}
-        found = {}
-        for name, kind in wanted.items():
-            held: Any = await self._redis.type(self._key(name))
-            if text(held) not in (kind, "none"):
-                found[self._key(name)] = text(held)
-        return found
 
 
 def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore:

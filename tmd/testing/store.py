@@ -19,7 +19,7 @@ from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic, Wake
 from tmd.daemon.job_records import StoredJobs, read_record, sorted_out
-from tmd.daemon.statuses import StatusReader
+from tmd.daemon.statuses import StatusReader, boot_of
 
 
 class MemoryStore:
@@ -151,6 +151,18 @@ class MemoryClient:
         await self._reach()
         records = self._store.records
         return sorted_out(read_record(records[job]) for job in sorted(records) if job in names)
+
+    async def host_boot(self, host: str) -> str | None:
+        now = await self._reach()
+        text, until = self._store.hosts.get(host, (b"", now))
+        return boot_of(host, text) if until > now else None
+
+    async def claim_host(self, status: HostStatus, *, ttl_s: float) -> bool:
+        now = await self._reach()
+        free = status.host not in self._store.hosts or self._store.hosts[status.host][1] <= now
+        if free:
+            self._store.hosts[status.host] = (json.encode(status), now + ttl_s)
+        return free
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         now = await self._reach()

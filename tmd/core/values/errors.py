@@ -7,6 +7,7 @@ TmdError
 ├── Conflict            the record changed meanwhile; read again and decide again
 ├── DrainRefused        a drain request that bars the host more stands; withdraw that one first
 ├── StoreUnavailable    Redis cannot be reached; decisions wait, training continues
+│   └── HostNameTaken   another machine has this host name; its heartbeats stay
 ├── WireError           the peer on the Unix socket sent bytes that violate our protocol
 ├── PluginError         a plug-in cannot be loaded or broke its contract; names plug-in and origin
 ├── LinkError           a link between workers failed or was refused
@@ -55,6 +56,10 @@ class DrainRefused(TmdError):
 
 class StoreUnavailable(TmdError):
     """Redis cannot be reached. Decisions wait; training continues."""
+
+
+class HostNameTaken(StoreUnavailable):
+    """Another machine writes the heartbeat of this host, which stays as it is."""
 
 
 class WireError(TmdError):

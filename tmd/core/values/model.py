@@ -140,8 +140,7 @@ class HostStatus(Struct, frozen=True, gc=False):
     """The heartbeat of one daemon; expires in the store when the daemon is silent."""
 
     host: str
-    incarnation: str
-    """Identity of this run of the daemon; a restart gets a new one."""
+    incarnation: str  # of this run of the daemon; a restart gets a new one
     standby: bool = False
     """Config: whether workers here should preferably start as standbys."""
     workers: tuple[WorkerStatus, ...] = ()
@@ -156,6 +155,7 @@ class HostStatus(Struct, frozen=True, gc=False):
     reads: int = 1
     """:data:`READABLE_VERSION` of the daemon. While it lives, no record gets a later version; one
     that has it already keeps it."""
+    boot: str = ""  # of the machine; two machines with one name differ in it
     at: float = 0.0
 
     @property
