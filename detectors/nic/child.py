@@ -30,7 +30,7 @@ class ReaderArguments(NamedTuple):
         interfaces = {port.identity: port.interface for port in snapshot.there if port.interface}
         return self._replace(
             interfaces={**absent(self.interfaces, interfaces), **interfaces},
-            in_scope=tuple(port.name for port in snapshot.ports),
+            in_scope=tuple(port.identity for port in snapshot.ports),
         )
 
 

@@ -54,8 +54,9 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """Ports whose counters are not read. On some virtual functions each reading logs an error."""
     expect: tuple[str, ...] = ()
     """Names of ports that must exist and must not be down (``eth1``; of RDMA devices
-    ``mlx5_0/1``). A port in state INIT or ARMED is not reported. A port that is not listed is
-    expected once it has been up."""
+    ``mlx5_0/1`` or the name of its interface). They are watched whatever ``interfaces`` lists and
+    the default route uses. A port in state INIT or ARMED is not reported. A port that is not listed
+    is expected once it has been up."""
     down_hold_s: NotNegative = _LINKS.down_hold_s
     """A port is reported down, or gone, after this long."""
     drop_s: NotNegative = _LINKS.drop_s
@@ -96,7 +97,7 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
 
     def request(self, seen: Mapping[str, SeenPort]) -> ReaderArguments:
         """What the probe needs: the settings, and the interfaces of ports that were ``seen``."""
-        scope = ScopeReading(self.interfaces, self.exclude, self.no_counters)
+        scope = ScopeReading(self.interfaces, self.exclude, self.no_counters, self.expect)
         interfaces = {identity: port.interface for identity, port in seen.items()}
         return ReaderArguments(scope, tuple(RULES), self.sys_root, self.proc_root, interfaces)
 

@@ -27,7 +27,7 @@ class NicRules(Struct, frozen=True):
     """The operator's settings."""
 
     expect: tuple[str, ...] = ()
-    """Names of ports that must exist and be up, from the start."""
+    """Names of ports, or of interfaces of ports, that must exist and be up, from the start."""
     named: tuple[str, ...] = ()
     """Patterns of ports that the operator has named: the job needs them."""
     quiet_s: float = 600.0
@@ -67,7 +67,7 @@ class _Memory:
     @property
     def is_expected(self) -> bool:
         """Whether it should be there, and up."""
-        return self.link.was_up or self.port.name in self._rules.expect
+        return self.link.was_up or any(name in self._rules.expect for name in self.port.names)
 
     @property
     def known(self) -> KnownPort:
@@ -137,7 +137,7 @@ class NicFindings:
         """Signals for what has changed."""
         present = {port.identity: port for port in snapshot.ports}
         yield from self._drop_out_of_scope(snapshot, present)
-        yield from self._drop_placeholders({port.name for port in snapshot.ports})
+        yield from self._drop_placeholders({n for port in snapshot.there for n in port.names})
         present |= self._never_seen(snapshot)
         yield from self._renamed(present)
         for identity, port in present.items():
@@ -231,8 +231,8 @@ class NicFindings:
 
     def _never_seen(self, snapshot: Snapshot) -> dict[str, Port]:
         """Placeholders for expected ports that have been missing since the start."""
-        known = {port.name for port in snapshot.ports}
-        known |= {memory.port.name for memory in self._ports.values() if memory.port.state != GONE}
+        missed = [memory.port for memory in self._ports.values() if memory.port.state != GONE]
+        known = {name for port in (*snapshot.there, *missed) for name in port.names}
         return {
             name: Port(name=name, identity=name, medium=Medium.UNKNOWN, state=GONE)
             for name in self._rules.expect

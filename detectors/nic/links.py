@@ -68,6 +68,8 @@ class LinkHistory:
             return
         if now - self._down_since >= self._limits.flap_down_s:
             self._flaps.append(now)
+            often = len(self._flaps) == self._limits.flaps
+            self._flapping |= often and now - self._flaps[0] < self._limits.flap_window_s
         self._down_since = None
         self._recovered_at = now
 
@@ -88,9 +90,7 @@ class LinkHistory:
         if self._dropped:
             text = f"was down for more than {limits.drop_s:.0f} s"
             found[DROP] = NicFinding(Severity.DEGRADED, text)
-        if len(self._flaps) == limits.flaps and now - self._flaps[0] < limits.flap_window_s:
-            self._flapping = True
-        elif self._flapping and 0 < limits.flap_hold_s <= now - self._flaps[-1]:
+        if self._flapping and 0 < limits.flap_hold_s <= now - self._flaps[-1]:
             self._flapping = False
         if self._flapping:
             text = f"went down and recovered {limits.flaps} times or more"

@@ -36,7 +36,7 @@ class NicReader:
         in_scope: Iterable[str] = (),
     ) -> None:
         """``interfaces``: of ports of RDMA devices, by identity, as they were last known.
-        ``in_scope``: names of ports that stay in scope if the default route moves to them."""
+        ``in_scope``: identities of ports that stay in scope if the default route moves to them."""
         self.refused: set[str] = set()
         self._scope = scope
         self._counters = tuple(counters)
@@ -60,8 +60,8 @@ class NicReader:
                 masters[interface] = master
             if (
                 interface not in taken
-                and self._wanted((interface,), interface in default, (interface,))
-                and (self._scope.interfaces or self._is_physical(f"{self._net}/{interface}"))
+                and self._wanted(Port(interface, interface, Medium.ETHERNET), default)
+                and (self._is_named((interface,)) or self._is_physical(f"{self._net}/{interface}"))
             ):
                 ports.append(self._ethernet(interface))
             elif os.path.exists(f"{self._net}/{interface}"):  # it may have vanished meanwhile
@@ -73,15 +73,23 @@ class NicReader:
         plain = _text(f"{folder}/type") == ETHERNET_TYPE
         return plain and os.path.exists(device) and not _is_virtual_function(device)
 
-    def _wanted(self, names: Sequence[str], default_route: bool, ever: Sequence[str]) -> bool:
-        """Whether a port is in scope. ``names``: its own, and its interface's if it has one.
-        ``ever``: also its interface's last one, which another port may have now."""
-        if _matches(ever, self._scope.exclude):
+    def _wanted(self, port: Port, default: set[str]) -> bool:
+        """Whether ``port`` is in scope. ``default``: the interfaces of default routes."""
+        # Another port may have the last interface of this one now.
+        last = self._interfaces.get(port.identity, "")
+        if _matches((*port.names, last), self._scope.exclude):
             return False
-        if self._scope.interfaces:
-            return _matches(names, self._scope.interfaces)
+        if self._is_named(port.names) or self._scope.interfaces:
+            return self._is_named(port.names)
         # Decided once: a moved route must not make a port seem gone or new.
-        return self._in_scope.setdefault(names[0], not default_route)
+        return self._in_scope.setdefault(port.identity, not default.intersection(port.names))
+
+    def _is_named(self, names: Sequence[str]) -> bool:
+        """Whether the configuration names the port to be watched."""
+        return _matches(names, self._scope.interfaces) or self._is_expected(names)
+
+    def _is_expected(self, names: Sequence[str]) -> bool:
+        return any(name in self._scope.expect for name in names)
 
     # --- Ethernet -----------------------------------------------------------------------------
 
@@ -111,12 +119,12 @@ class NicReader:
             folder = f"{self._rdma}/{device}"
             interfaces = _names(f"{folder}/device/net")
             taken.update(interfaces)
-            if _is_virtual_function(f"{folder}/device"):
-                continue
+            is_virtual = _is_virtual_function(f"{folder}/device")
             for number in _names(f"{folder}/ports"):
                 port = self._placed(device, number, interfaces)
-                last = self._interfaces.get(port.identity, "")
-                if self._wanted(port.names, port.interface in default, (*port.names, last)):
+                if is_virtual and not self._is_expected(port.names):
+                    continue
+                if self._wanted(port, default):
                     yield self._rdma_port(port, device, number, nodes.get(port.name, ()))
                 else:
                     outside.append(port)

@@ -98,6 +98,8 @@ class ScopeReading(NamedTuple):
     exclude: tuple[str, ...] = ()
     no_counters: tuple[str, ...] = ()
     """Ports whose counters are never read."""
+    expect: tuple[str, ...] = ()
+    """Names of ports that are read whatever their kind and route; no patterns."""
 
 
 def absent(known: Mapping[str, V], needed: Container[str]) -> dict[str, V]:

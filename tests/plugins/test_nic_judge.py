@@ -130,6 +130,20 @@ def test_short_or_rare_outages_are_no_flapping(see):
     assert "nic.flap" not in dict(chain.from_iterable(short + rare))
 
 
+def test_flapping_can_end_before_its_window_has_passed():
+    findings = NicFindings(NicRules(links=LinkLimits(flap_hold_s=3600)))
+
+    def see(now, *ports):
+        return codes(findings.observe(Snapshot(ports), now))
+
+    found = [bounce(see, start, 30) for start in (0, 600, 1200)]
+
+    assert ("nic.flap", Severity.DEGRADED) in found[-1]
+    assert see(1230 + 3599, PORT) == []
+    assert see(1230 + 3600, PORT) == [("nic.flap", None)]
+    assert ("nic.flap", Severity.DEGRADED) in bounce(see, 6000, 30)  # the fourth of the window
+
+
 def test_flapping_can_hold_until_a_person_acts():
     findings = NicFindings(NicRules(links=LinkLimits(flap_hold_s=0)))
 
@@ -175,6 +189,32 @@ def test_a_port_missing_from_the_start_is_a_finding_if_expected():
     assert empty == [[], [], [("nic.gone", Severity.FATAL)]]
     assert codes(findings.observe(Snapshot((PORT,)), 15)) == [("nic.gone", None)]
     assert codes(findings.observe(Snapshot((PORT,)), 20)) == []
+
+
+def test_an_expected_port_that_is_not_watched_is_not_missing():
+    """It is there, whatever name and scope it has."""
+    there = PORT._replace(interface="eth0")
+    findings = NicFindings(NicRules(expect=("mlx5_0/1", "eth0")))
+    looks = [codes(findings.observe(Snapshot(outside=(there,)), t)) for t in (0, 5, 10, 15)]
+
+    assert looks == [[]] * 4
+
+
+def test_an_expected_port_that_is_named_by_its_interface_is_a_finding():
+    """Missing first, then down, then missing again: never twice under both names."""
+    named = DOWN._replace(interface="eth0", medium=Medium.ROCE)
+    findings = NicFindings(NicRules(expect=("eth0",)))
+    found = []
+    for now, ports in enumerate(((), (named,), ())):
+        for look in range(4):
+            found += codes(findings.observe(Snapshot(ports), 100 * now + 5 * look))
+
+    assert found == [
+        ("nic.gone", Severity.FATAL),
+        ("nic.gone", None),
+        ("nic.down", Severity.FATAL),
+        ("nic.gone", Severity.FATAL),
+    ]
 
 
 def test_renumbering_is_neither_loss_nor_fault(see):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tmd_detectors.nic.child import ReaderArguments
 from tmd_detectors.nic.counters import RULES
 from tmd_detectors.nic.reader import NicReader, _default_v4, _default_v6, _ib_rate
 from tmd_detectors.nic.snapshot import Medium, ScopeReading
@@ -145,6 +146,25 @@ def test_a_port_named_by_the_operator_is_always_watched(tree):
 
     assert list(read(tree, interfaces=("eth0", "veth*"))) == ["eth0", "veth7"]
     assert list(read(tree, interfaces=("*",), exclude=("eth*",))) == ["veth7"]
+
+
+def test_an_expected_port_is_watched_unless_it_is_excluded(tree):
+    """On the default route, or a virtual function; an RDMA port also by its interface."""
+    first, second = tree.pci("0000:00/0000:00:01.0"), tree.pci("0000:00/0000:00:02.0")
+    tree.interface("eth0", first)
+    tree.rdma("mlx5_1", second, layer="Ethernet")
+    tree.interface("eth1", second)
+    function = tree.pci("0000:00/0000:00:02.1")
+    tree.link(f"{function}/physfn", "../0000:00:02.0")
+    tree.rdma("mlx5_9", function)
+    for interface in ("eth0", "eth1"):
+        tree.default_route(interface)
+
+        assert list(read(tree, expect=("eth1", "eth0"))) == ["mlx5_1/1", "eth0"]
+        assert "mlx5_1/1" in read(tree, expect=("mlx5_1/1",))
+        assert "mlx5_9/1" in read(tree, expect=("mlx5_9/1",))
+        assert "eth0" not in read(tree, expect=("eth0",), exclude=("eth0",))
+        assert "eth0" in read(tree, expect=("eth0",), interfaces=("mlx5_1/1",))
 
 
 def test_a_port_of_an_rdma_device_can_be_named_by_its_interface(tree):
@@ -327,3 +347,26 @@ def test_a_default_route_that_moves_changes_no_port_in_scope(tree):
     after = [port.name for port in reader.read().ports]
 
     assert before == after == ["eth1"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_devices_that_swap_their_names_keep_their_scope(tree, restarts):
+    """The port of the default route stays unwatched under the name of the other one."""
+    for number in range(2):
+        tree.roce(number)
+    tree.default_route("eth0")
+    request = ReaderArguments(ScopeReading(), tuple(RULES), str(tree.sys), str(tree.proc))
+    reader = NicReader(*request)
+    before = reader.read()
+    guids = [f"class/infiniband/mlx5_{number}/node_guid" for number in range(2)]
+    texts = [(tree.sys / guid).read_text() for guid in guids]
+    for guid, text in zip(guids, reversed(texts), strict=True):
+        tree.write(guid, text)
+    tree.default_route("eth1")
+    if restarts:
+        reader = NicReader(*request.after(before))
+    after = reader.read()
+
+    assert [port.name for port in before.ports] == ["mlx5_1/1"]
+    assert [port.name for port in after.ports] == ["mlx5_0/1"]
+    assert [port.identity for port in before.ports] == [port.identity for port in after.ports]
