@@ -134,7 +134,11 @@ class RebalanceStragglers(Policy):
             and alert.severity is not Severity.INFO
             # A detector with strategy observe is on trial and no witness.
             and alert.strategy is not Strategy.OBSERVE
-            and slow.at - confirmed_s - within_s <= alert.at <= slow.at + within_s
+            # One that got worse then says as much as one that came then.
+            and any(
+                slow.at - confirmed_s - within_s <= at <= slow.at + within_s
+                for at in (alert.at, alert.reached_at)
+            )
         )
 
 

@@ -58,6 +58,8 @@ class HostReading(NamedTuple):
     hangs: str | None = None
     """The path whose file system did not answer; paths after it were not read."""
     clock: Clock | None = None
+    answered: tuple[str, ...] = ()
+    """The paths whose file systems answered, also with an error."""
 
 
 class Question(NamedTuple):

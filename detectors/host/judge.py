@@ -45,6 +45,8 @@ class HostFindings:
         facts = answer.facts
         for path, read_only in facts.read_only.items():
             yield from self._mount(path, read_only)
+        for path in answer.answered:
+            yield from self._set(DISK_HANGS, _disk(path), Severity.WARNING, False, "")
         for space in answer.spaces:
             yield from self._space(space)
         if answer.hangs is not None:
@@ -66,7 +68,6 @@ class HostFindings:
         yield from self._set(DISK_READ_ONLY, _disk(path), Severity.DEGRADED, broken, text)
 
     def _space(self, space: Space) -> Iterator[Signal]:
-        yield from self._set(DISK_HANGS, _disk(space.path), Severity.WARNING, False, "")
         free, what = min((space.blocks, "space"), (space.files, "inodes"))
         holds = self._below(DISK_FULL, _disk(space.path), free, self._limits.disk_free_percent)
         text = f"{free:.1f} % of the {what} of {space.path} is free"

@@ -48,4 +48,5 @@ def parse(lines: list[bytes], paths: tuple[str, ...], *, late: bool) -> HostRead
         return None
     hangs = paths[len(spaces)] if late and len(spaces) < len(paths) else None
     known = tuple(space for space in spaces if space is not None)
-    return HostReading(facts, known, hangs, clocks[0] if clocks else None)
+    answered = paths[: len(spaces)]
+    return HostReading(facts, known, hangs, clocks[0] if clocks else None, answered)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from tmd.plugin import Severity, Signal, State
 
-from .meanings import ACTIONS, BROKEN, DRIVER_NOT_LOADED, SLOWED, UNKNOWN, fault, slowed
+from .meanings import ACTIONS, BROKEN, DRIVER_NOT_LOADED, OPEN, SLOWED, UNKNOWN, fault, slowed
 from .report import IDLE, NONE, Gpu, NvmlReport
 
 HOST = "host"
@@ -57,6 +57,9 @@ class GpuHistory:
 
     def __init__(self, known: KnownGpu | None = None) -> None:
         self.slow: deque[float] = deque(maxlen=SLOW_READINGS)
+        self.often_slow = False
+        """Whether it was slow in enough readings since a time without any: if the finding became
+        milder in between, it would seem to come back when it gets worse again."""
         self.link_errors: int | None = None
         self.bad: deque[bool] = deque(maxlen=LINK_WINDOW)
         self.up = set(known.links) if known else set()
@@ -121,11 +124,11 @@ class Judge:
         yield from self._report(HOST, self._about_host(report), report.codes)
         self._broken = bool(report.codes)
         if not report.codes:
-            self._gone = self._shown - {gpu.pci for gpu in report.gpus}
+            self._gone = self._shown - {gpu.pci for gpu in report.gpus if _opens(gpu)}
             for pci in sorted({*report.bound, *self._shown}):
                 missing = self._missing(pci, report)
                 yield from self._report(f"pci:{pci}", {"nvml.missing": missing}, {})
-        for gpu in report.gpus:
+        for gpu in filter(_opens, report.gpus):
             self._shown.add(gpu.pci)
             facts = self._about_gpu(gpu, self._history(gpu.pci), now)
             yield from self._report(f"pci:{gpu.pci}", facts, gpu.codes, gpu.uuid)
@@ -163,19 +166,22 @@ class Judge:
             reload = "; load the driver" if code == DRIVER_NOT_LOADED else ""
             holds["nvml.driver"] = NvmlFinding(severity, f"NVML: {what} ({code}){reload}")
         if code is None and self._gpus:
-            few = known.steady("count", len(report.gpus) < self._gpus)
-            message = f"NVML shows {len(report.gpus)} GPUs, {self._gpus} are expected"
+            shown = sum(map(_opens, report.gpus))
+            few = known.steady("count", shown < self._gpus)
+            message = f"NVML shows {shown} GPUs, {self._gpus} are expected"
             holds["nvml.count"] = NvmlFinding(Severity.WARNING, message) if few else None
         return holds
 
     def _missing(self, pci: str, report: NvmlReport) -> NvmlFinding | None:
-        """A GPU that NVML no longer shows, or never showed although sysfs shows it bound to the
-        driver. In a container the latter may be by design."""
-        gone = pci not in {g.pci for g in report.gpus}
+        """A GPU that NVML no longer shows or opens, or never showed although sysfs shows it bound
+        to the driver. In a container the latter may be by design."""
+        gpu = next((g for g in report.gpus if g.pci == pci), None)
+        gone = gpu is None or not _opens(gpu)
         if not self._history(pci).steady("missing", gone):
             return None
         if pci in self._shown:
-            return NvmlFinding(Severity.FATAL, "NVML no longer shows it; reboot and inspect")
+            what = "shows it" if gpu is None else f"opens it (code {gpu.codes[OPEN]})"
+            return NvmlFinding(Severity.FATAL, f"NVML no longer {what}; reboot and inspect")
         return NvmlFinding(Severity.WARNING, "sysfs shows it, NVML does not")
 
     def _history(self, entity: str) -> GpuHistory:
@@ -237,6 +243,11 @@ def _is_news(code: str, finding: NvmlFinding, reported: NvmlFinding) -> bool:
     return bool(finding.count) or finding.severity is not reported.severity or other
 
 
+def _opens(gpu: Gpu) -> bool:
+    """Whether NVML answers about ``gpu``: with facts, or with a code that means a fault."""
+    return OPEN not in gpu.codes or fault(gpu.codes) is not None
+
+
 def _recovery(action: int) -> NvmlFinding | None:
     if action == NONE:
         return None
@@ -281,9 +292,9 @@ def _slowed(gpu: Gpu, known: GpuHistory, now: float, window_s: float) -> Holds:
         known.slow.append(now)
     while known.slow and now - known.slow[0] > window_s:
         known.slow.popleft()
+    known.often_slow = bool(known.slow) and (known.often_slow or len(known.slow) >= SLOW_READINGS)
     if gpu.reasons & SLOWED:
-        often = len(known.slow) >= SLOW_READINGS
-        severity = Severity.DEGRADED if often else Severity.WARNING
+        severity = Severity.DEGRADED if known.often_slow else Severity.WARNING
         message = f"the hardware slows it down: {slowed(gpu.reasons)}"
         return {"nvml.slowed": NvmlFinding(severity, message)}
     return {} if known.slow else {"nvml.slowed": None}

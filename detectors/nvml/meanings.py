@@ -18,11 +18,13 @@ BROKEN = {
     UNKNOWN: "the driver fails with an unknown error",
 }
 """Return codes that mean a fault. Others mean that a fact is not available."""
+OPEN = "nvmlDeviceGetHandleByIndex"
+"""The call without which nothing of a GPU can be read."""
 BASIC = frozenset(
     {
         "nvmlInit",
         "nvmlDeviceGetCount",
-        "nvmlDeviceGetHandleByIndex",
+        OPEN,
         "nvmlDeviceGetPciInfo",
         "nvmlDeviceGetUUID",
         "nvmlDeviceGetTemperature",

@@ -223,6 +223,17 @@ def test_a_witness_from_the_onset_of_slowness_counts_however_long_a_step_takes(s
     assert bool(moved(RebalanceStragglers(), view)) is leaves
 
 
+@pytest.mark.parametrize(("worse_at", "leaves"), [(95.0, True), (100.0 + 601, False)])
+def test_a_witness_that_gets_worse_when_the_rank_becomes_slow_counts(worse_at, leaves):
+    """A card that is throttled now and then is throttled hard."""
+    witness = structs.replace(
+        WITNESS, severity=Severity.DEGRADED, at=100.0 - 2400, worse_at=worse_at
+    )
+    view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
+
+    assert bool(moved(RebalanceStragglers(), view)) is leaves
+
+
 def test_slowness_is_confirmed_within_the_steps_that_the_policy_grants():
     """A window that is slow only in part may not be flagged."""
     assert CONFIRMED_STEPS >= (stragglers.WINDOW + stragglers.OF) * stragglers.BLOCK

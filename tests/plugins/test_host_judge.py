@@ -16,8 +16,8 @@ def see():
     """Feed facts at a time; returns (code, entity, severity or None if cleared)."""
     findings = HostFindings(HostLimits())
 
-    def observe(now=0.0, spaces=(), hangs=None, clock=None, **facts):
-        answer = HostReading(HostFacts(**facts), spaces, hangs, clock)
+    def observe(now=0.0, spaces=(), hangs=None, clock=None, answered=(), **facts):
+        answer = HostReading(HostFacts(**facts), spaces, hangs, clock, answered)
         return [
             (s.code, s.entity, s.severity if s.state is State.RAISED else None)
             for s in findings.observe(answer, now)
@@ -55,7 +55,8 @@ def test_a_full_file_system_clears_with_a_margin(see, blocks, files):
 def test_a_file_system_that_does_not_answer_is_a_finding(see):
     assert see(hangs="/net") == [("host.disk_hangs", "disk:/net", Severity.WARNING)]
     assert see() == []
-    assert see(spaces=(Space("/net", 50, 50),)) == [("host.disk_hangs", "disk:/net", None)]
+    assert see(answered=("/",)) == []
+    assert see(answered=("/", "/net")) == [("host.disk_hangs", "disk:/net", None)]
 
 
 def test_memory_pressure_is_a_finding(see):

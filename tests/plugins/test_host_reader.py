@@ -138,6 +138,7 @@ def test_a_reader_that_falls_silent_at_a_path_hangs_there():
     assert parsed is not None
     assert (parsed.facts.oom_kills, parsed.hangs) == (4, "/net")
     assert parsed.spaces == (Space("/", 50.0, 50.0),)
+    assert parsed.answered == ("/",)
 
 
 def test_a_reader_that_ends_early_does_not_hang():
@@ -156,6 +157,7 @@ def test_the_clock_comes_last():
 
     assert parsed is not None
     assert (parsed.spaces, parsed.clock) == ((), Clock(synchronised=True, offset_s=0.5))
+    assert parsed.answered == ("/gone",)  # with an error
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,21 @@ def test_slow_downs_far_apart_do_not_degrade(host):
         host.sees(reasons=0, times=20)
 
 
+def test_a_slow_down_does_not_become_milder_before_it_has_ended(host):
+    """Otherwise one episode would count as several, and so as a finding that recurs."""
+    found = []
+    for now in range(10, 1700, 10):
+        slow = now in (10, 100, 200, 300, 400, 500, 620, 820, 900, 1010)
+        found += [(now, *signal) for signal in host.sees(reasons=0x40 if slow else 0)]
+
+    assert found == [
+        (10, "slowed", WARNING, RAISED),
+        (500, "slowed", DEGRADED, RAISED),
+        (1620, "slowed", DEGRADED, CLEARED),
+    ]
+    assert host.sees(reasons=0x40) == [("slowed", WARNING, RAISED)]
+
+
 def test_six_slow_readings_in_a_row_degrade_however_long_the_interval():
     host = Host(every_s=300.0)
 
@@ -230,6 +245,17 @@ def test_a_gpu_that_nvml_no_longer_shows_is_a_finding(host):
         ("missing", FATAL, CLEARED),
         ("driver", FATAL, CLEARED),
     }
+
+
+def test_a_gpu_that_nvml_no_longer_opens_is_a_finding(host):
+    """Such as one whose power cable is loose (8). Nothing that stood before ends by it."""
+    refused = {"codes": {"nvmlDeviceGetHandleByIndex": 8}}
+    host.shows(HEALTHY)
+    host.sees(codes={"nvmlDeviceGetHandleByIndex": 15})
+
+    assert host.sees(times=2, **refused) == []
+    assert host.sees(**refused) == [("missing", FATAL, RAISED)]
+    assert set(host.shows(HEALTHY)) == {("missing", FATAL, CLEARED), ("gpu_broken", FATAL, CLEARED)}
 
 
 def test_a_judge_after_a_restart_expects_what_was_there_before(host):
