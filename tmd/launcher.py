@@ -71,6 +71,8 @@ class LaunchSpec(Struct, frozen=True):
     """See :data:`STEADY_S`."""
     grace_s: float = GRACE_S
     """See :data:`GRACE_S`."""
+    one_run: bool = False
+    """Whether no later run of the job has its name."""
     trace: Path | None = None
     log_dir: Path | None = None
 
@@ -178,6 +180,7 @@ class Launcher:
             "TMD_WORLD_SIZE": str(spec.world_size),
             "TMD_ADVERTISE": spec.advertise,
             "TMD_RESTARTS": str(restarts),
+            "TMD_ONE_RUN": str(int(spec.one_run)),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         if spec.trace is not None:

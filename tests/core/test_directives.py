@@ -9,6 +9,7 @@ from tests.core.test_migration import PLAN
 from tmd.core.planning.directives import (
     Arm,
     Directive,
+    EndOf,
     Finish,
     Hold,
     HoldState,
@@ -47,6 +48,7 @@ FAILOVER = structs.replace(
     resume=7,
 )
 RECORD = JobRecord(job="j", world_size=2, state=JobState.RUNNING, membership=OLD, proposed=2)
+FAILED = Leave(code=1, detail="lost", end_of=EndOf.RUN)
 HOT = (ShadowAssignment(member=OTHER, rank=1, stay=True),)
 
 
@@ -88,7 +90,8 @@ def test_in_a_failover(phase: Phase, survivor: type[Directive], joiner: type[Dir
 
     assert isinstance(asked(plan, STAYER), survivor)
     assert isinstance(asked(plan, JOINER), joiner)
-    assert asked(plan, LEAVER) == Leave(code=1, detail="named dead by plan p: a test")
+    dead = Leave(code=1, detail="named dead by plan p: a test", end_of=EndOf.WORKER)
+    assert asked(plan, LEAVER) == dead
 
 
 def test_a_disarmed_member_reports_the_plan_that_was_dropped() -> None:
@@ -123,7 +126,7 @@ def test_a_leaver_that_was_drained_for_good_leaves() -> None:
 
     assert asked(None, LEAVER, membership=NEW, history=(done,)) == Wait()
     found = asked(None, LEAVER, membership=NEW, history=(for_good,))
-    assert found == Leave(detail="drained by plan p")
+    assert found == Leave(detail="drained by plan p", end_of=EndOf.WORKER)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_a_leaver_that_was_drained_for_good_leaves() -> None:
     [
         (JobState.FINISHING, Finish(), Leave()),
         (JobState.FINISHED, Leave(), Leave()),
-        (JobState.FAILED, Leave(code=1, detail="lost"), Leave(code=1, detail="lost")),
+        (JobState.FAILED, FAILED, FAILED),
     ],
 )
 def test_when_a_job_ends(state: JobState, member: Directive, standby: Directive) -> None:

@@ -11,6 +11,7 @@ from tests import values
 from tmd.core.planning.directives import (
     Arm,
     Directive,
+    EndOf,
     Finish,
     Hold,
     HoldState,
@@ -92,7 +93,7 @@ def test_a_directive_whose_conditions_hold_gets_the_response_of_the_table(
     activity: Activity, kind: type[Directive]
 ) -> None:
     """Each cell of the table."""
-    response = respond(DIRECTIVES[kind], doing(activity), has_shadow=True, restarted=True)
+    response = respond(DIRECTIVES[kind], doing(activity), has_shadow=True, one_run=True)
 
     assert response is responses.TABLE[activity].get(kind)
 
@@ -101,8 +102,8 @@ def test_a_directive_whose_conditions_hold_gets_the_response_of_the_table(
     ("activity", "directive", "more"),
     [
         (Activity.STARTING, Leave(), {}),
-        (Activity.STARTING, Leave(code=1), {"restarted": True}),
-        (Activity.STARTING, Leave(code=1, over=True), {}),
+        (Activity.STARTING, Leave(code=1, end_of=EndOf.RUN), {"one_run": True}),
+        (Activity.STARTING, Leave(code=1), {}),
         (Activity.STANDBY, Wait(), {}),
         (Activity.SHADOWING, DIRECTIVES[Prepare], {"under": DIRECTIVES[Prepare]}),
         (Activity.IN_STEP, DIRECTIVES[ShadowRank], {"under": DIRECTIVES[ShadowRank]}),
@@ -130,8 +131,17 @@ def test_a_worker_that_is_started_again_after_training_does_not_wait_for_another
     )
     found = directive_of(record, "n2/job/0.b")
 
-    assert found == Leave(code=1, detail="lost", over=True)
-    assert respond(found, doing(Activity.STARTING), restarted=True) is Response.EXIT
+    assert found == Leave(code=1, detail="lost")
+    assert respond(found, doing(Activity.STARTING), one_run=True) is Response.EXIT
+
+
+@pytest.mark.parametrize("one_run", [False, True])
+def test_a_worker_that_a_drain_dismisses_before_it_has_joined_leaves(one_run: bool) -> None:
+    """The latest directive may be the first that it gets."""
+    record = structs.replace(values.record("n1"), dismissed=("n2/job/0.a",))
+    found = directive_of(record, "n2/job/0.a")
+
+    assert respond(found, doing(Activity.STARTING), one_run=one_run) is Response.EXIT
 
 
 @pytest.mark.parametrize("activity", [Activity.STUCK, Activity.SYNCED])

@@ -69,7 +69,7 @@ def training(fabric: Fabric) -> Iterator[Coordinator]:
     alone = Membership(epoch=1, members=(member(fabric),))
     agent: Any = Ordering(Train(membership=alone, rank=0))
     coordinator = Coordinator(worker_status(fabric.worker, world_size=1))
-    coordinator.start(agent, fabric, FAST, restarted=False)
+    coordinator.start(agent, fabric, FAST, one_run=False)
     try:
         yield coordinator
     finally:

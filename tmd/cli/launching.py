@@ -37,6 +37,7 @@ def launch(
     restart_delay: Annotated[
         float, typer.Option(min=0, help="Seconds before a restart; failures in a row double it.")
     ] = RESTART_S,
+    one_run: Annotated[bool, typer.Option("--one-run", help="No later run has this name.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
     auto: Annotated[
@@ -50,10 +51,7 @@ def launch(
     """
     if why := wrong_name(job):
         raise ConfigError(f"--job: {why}")
-    command = command_of(attached(script) if auto else script)
-    if why := missing(command):
-        output.say(f"tmd launch: {why}", err=True)
-        raise typer.Exit(NOT_STARTED)
+    command = _found(command_of(attached(script) if auto else script))
     for option, folder in (("--trace", trace), ("--log-dir", log_dir)):
         _make(option, folder)
     settings = load(config)
@@ -68,10 +66,18 @@ def launch(
         command=command,
         max_restarts=max_restarts,
         restart_delay_s=restart_delay,
+        one_run=one_run,
         trace=trace,
         log_dir=log_dir,
     )
     raise typer.Exit(_run(spec))
+
+
+def _found(command: tuple[str, ...]) -> tuple[str, ...]:
+    if why := missing(command):
+        output.say(f"tmd launch: {why}", err=True)
+        raise typer.Exit(NOT_STARTED)
+    return command
 
 
 def _make(option: str, folder: Path | None) -> None:

@@ -6,6 +6,7 @@ revisions.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TypeGuard
 
 from msgspec import Struct
@@ -143,13 +144,20 @@ class Finish(Struct, frozen=True, tag=True):
     """A rank has ended training: an undecided worker applies its gradients and continues."""
 
 
+class EndOf(StrEnum):
+    """What has ended for a worker that is to leave."""
+
+    TRAINING = "training"  # it has come to its end: nothing is left to do, even if the job failed
+    RUN = "run"  # the job failed in training: a run that begins anew may go on from a checkpoint
+    WORKER = "worker"  # the use of this worker, whatever becomes of the job
+
+
 class Leave(Struct, frozen=True, tag=True):
     """The worker is no longer needed: exit with ``code``."""
 
     code: int = 0
     detail: str = ""
-    over: bool = False
-    """Training has come to its end, though the job has failed: no run follows."""
+    end_of: EndOf = EndOf.TRAINING
 
 
 Directive = (
@@ -161,7 +169,8 @@ def directive_of(record: JobRecord, worker: str) -> Directive:
     """The directive of ``worker`` under ``record``."""
     match record.state:
         case JobState.FAILED:
-            return Leave(code=1, detail=record.detail, over=record.trained)
+            end_of = EndOf.TRAINING if record.trained else EndOf.RUN
+            return Leave(code=1, detail=record.detail, end_of=end_of)
         case JobState.FINISHED:
             return Leave()
         case JobState.FINISHING:
@@ -204,7 +213,7 @@ def _in_planned(plan: MigrationPlan, worker: str) -> Directive | None:
 
 def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directive | None:
     if worker in plan.dead:
-        return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
+        return _named_dead(plan)
     rank = plan.new.rank_of(worker)
     match plan.phase:
         case Phase.RECOVER:
@@ -248,12 +257,17 @@ def _outside(record: JobRecord, worker: str) -> Directive:
         if any(m.joiner and m.joiner.worker == worker for m in plan.moves):
             break
         if worker in plan.dead:
-            return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
+            return _named_dead(plan)
         if plan.leave and any(m.leaver.worker == worker for m in plan.moves):
-            return Leave(detail=f"drained by plan {plan.id}")
+            return Leave(detail=f"drained by plan {plan.id}", end_of=EndOf.WORKER)
     if worker in record.dismissed and not is_live(record.plan):
-        return Leave(detail="its host is drained with --leave")
+        return Leave(detail="its host is drained with --leave", end_of=EndOf.WORKER)
     return _following(record, worker)
+
+
+def _named_dead(plan: MigrationPlan) -> Leave:
+    detail = f"named dead by plan {plan.id}: {plan.reason}"
+    return Leave(code=1, detail=detail, end_of=EndOf.WORKER)
 
 
 def _following(record: JobRecord, worker: str) -> Directive:

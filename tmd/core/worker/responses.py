@@ -17,6 +17,7 @@ from typing import get_args
 from tmd.core.planning.directives import (
     Arm,
     Directive,
+    EndOf,
     Finish,
     Hold,
     HoldState,
@@ -109,7 +110,7 @@ def respond(
     *,
     under: Directive | None = None,
     has_shadow: bool = False,
-    restarted: bool = False,
+    one_run: bool = False,
 ) -> Response | None:
     """The response of a worker of ``status`` to ``directive``; ``None`` if it does nothing new.
 
@@ -118,14 +119,18 @@ def respond(
         status: the worker's own.
         under: the directive that led to the worker's current activity, if any.
         has_shadow: whether a standby still holds a shadowed state.
-        restarted: whether the process replaces one that has ended.
+        one_run: whether the worker serves no later run of the job, as one that replaces another.
     """
     response = TABLE[status.activity].get(type(directive))
     match status.activity, directive:
         case Activity.STARTING, Leave():
-            # A first start waits for the next run, and so does any after a failure in training.
-            over = directive == Leave() or directive.over
-            return response if restarted and over else None
+            match directive.end_of:
+                case EndOf.WORKER:
+                    return response
+                case EndOf.TRAINING:  # the next run may begin under the same name
+                    return response if one_run else None
+                case EndOf.RUN:
+                    return None
         case Activity.STANDBY, Wait():
             return response if has_shadow else None
         case ((Activity.SHADOWING | Activity.IN_STEP | Activity.PREPARED), _):

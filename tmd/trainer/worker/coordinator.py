@@ -66,11 +66,11 @@ class Coordinator:
 
     # --- set-up -----------------------------------------------------------------------------------
 
-    def start(self, agent: Agent, fabric: Fabric, limits: ShadowLimits, *, restarted: bool) -> None:
+    def start(self, agent: Agent, fabric: Fabric, limits: ShadowLimits, *, one_run: bool) -> None:
         """Wait for a role. A standby gets neutral groups, an active worker its rank.
 
-        A worker that was ``restarted`` leaves if the job has finished meanwhile; a worker started
-        for the first time waits until the job runs again.
+        If training has ended already, a worker for ``one_run`` leaves; another one waits until the
+        job runs again.
         """
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
@@ -79,7 +79,7 @@ class Coordinator:
         self._arming = Arming.of(fabric, self._reporter.report_armed, lambda: self.status)
         self._reporter.open(agent, fabric)
         self._watchdog = PeerWatchdog.started(fabric)
-        _, directive = self._reporter.next_response(restarted=restarted)
+        _, directive = self._reporter.next_response(one_run=one_run)
         if isinstance(directive, Leave):
             dismiss(directive)
         if isinstance(directive, Train):

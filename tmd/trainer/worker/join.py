@@ -78,8 +78,9 @@ def join() -> Session:
     endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
     endpoint.calls.stepping = threading.current_thread()
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
+    one_run = restarted or os.environ.get("TMD_ONE_RUN", "0") != "0"
     carry(endpoint)
-    coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
+    coordinator.start(agent, endpoint, welcome.shadow, one_run=one_run)
     fabric.install(endpoint)
     environment.settle(_torchrun_variables(endpoint, status.world_size), seen)
     # A process that is ending must not look like a silent one.

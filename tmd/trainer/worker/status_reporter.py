@@ -101,10 +101,10 @@ class StatusReporter:
             self._agent.tell()
 
     def next_response(
-        self, *, under: Directive | None = None, restarted: bool = False
+        self, *, under: Directive | None = None, one_run: bool = False
     ) -> tuple[Response, Directive]:
         """Wait for a directive that has a response in the current activity."""
-        found = self._response(self._agent.wait_until, under, restarted=restarted)
+        found = self._response(self._agent.wait_until, under, one_run=one_run)
         assert found is not None
         return found
 
@@ -119,13 +119,13 @@ class StatusReporter:
         wait: Callable[[Callable[[Directive], bool]], Directive | None],
         under: Directive | None,
         *,
-        restarted: bool = False,
+        one_run: bool = False,
     ) -> tuple[Response, Directive] | None:
         found: Response | None = None
 
         def concerns(directive: Directive) -> bool:
             nonlocal found
-            found = respond(directive, self._status, under=under, restarted=restarted)
+            found = respond(directive, self._status, under=under, one_run=one_run)
             return found is not None
 
         directive = wait(concerns)
