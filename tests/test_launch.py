@@ -171,7 +171,7 @@ def test_an_environment_from_outside_does_not_shine_through(
     assert started.output() == ["0 None"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_workers_end_with_their_launcher(number: int, launch: Callable[..., Started]) -> None:
     """In an orderly way, or by the kernel's hand if the launcher is killed."""
     started = launch(WAITING)
@@ -181,6 +181,23 @@ def test_workers_end_with_their_launcher(number: int, launch: Callable[..., Star
     ended(worker)
 
     assert started.process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+
+
+def test_a_launcher_under_nohup_outlives_its_terminal(launch: Callable[..., Started]) -> None:
+    script = "import signal\nprint(signal.getsignal(signal.SIGHUP).name, flush=True)\n" + WAITING
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        started = launch(script)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    ignored, worker = started.line(), int(started.line())
+    started.process.send_signal(signal.SIGHUP)
+    started.process.terminate()
+    started.process.wait(60)
+    ended(worker)
+
+    assert ignored == "SIG_IGN"
+    assert started.process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(launch: Callable[..., Started]) -> None:

@@ -11,11 +11,16 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def signals(selector: selectors.BaseSelector, stop: Callable[[int], None]) -> Iterator[None]:
-    """Call ``stop`` for SIGINT and SIGTERM while ``selector`` is waited on."""
+    """Call ``stop`` for a signal to end while ``selector`` is waited on.
+
+    SIGHUP, which comes when a terminal closes, stays ignored if it is, as under ``nohup``.
+    """
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
-    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if previous[signal.SIGHUP] is signal.SIG_IGN:
+        del previous[signal.SIGHUP]
     for number in previous:
         signal.signal(number, lambda *_: None)
     old = signal.set_wakeup_fd(writer.fileno())

@@ -30,7 +30,7 @@ from tmd.core.values.model import (
 from tmd.core.values.pace import Pace
 from tmd.daemon import lifelines
 from tmd.daemon.agent_socket import AgentSocket, bind, uids_of
-from tmd.daemon.agents import FIRST_PROTOCOL, AgentServer
+from tmd.daemon.agents import FIRST_PROTOCOL, STARTED_AGAIN, AgentServer
 from tmd.daemon.fd_passing import AgentListener
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -58,7 +58,7 @@ class Host:
 
     @asynccontextmanager
     async def serving(self):
-        task = asyncio.create_task(self.server.serve())
+        self.task = task = asyncio.create_task(self.server.serve())
         await asyncio.wait(
             [task, waiting := asyncio.create_task(self.server.listening.wait())],
             return_when=asyncio.FIRST_COMPLETED,
@@ -196,6 +196,38 @@ async def test_exits_reach_the_roster(host):
     assert host.roster.exits[0].code == -9
 
 
+async def test_a_launcher_that_ends_leaves_its_exits_on_the_disk(tmp_path):
+    """Once the daemon has closed the connection: nobody else knows them then."""
+    kept = []
+    served = Host(tmp_path)
+    served.server._keep = lambda: kept.append([e.code for e in served.roster.exits])
+    async with served.serving(), connected(served.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        await launcher.hello()
+        await launcher.exited(ONE, 3)
+        connection.end()
+        with pytest.raises(asyncio.IncompleteReadError):
+            await connection.receive()
+
+        assert kept == [[3]]
+
+
+async def test_an_exit_that_has_arrived_is_taken_in_by_a_daemon_that_stops(tmp_path):
+    kept = []
+    served = Host(tmp_path)
+    served.server._keep = lambda: kept.append([e.code for e in served.roster.exits])
+    async with served.serving(), connected(served.path) as connection:
+        await FakeLauncher(connection, "job", (ONE,)).hello()
+        await until(lambda: bool(served.server._launchers))
+        (streams,) = served.server._clients.values()
+        served.task.cancel()  # it stops in the next turn of the loop, before it reads this:
+        streams.reader.feed_data(wire.encode(wire.Exited(Exit(ONE, "job", 3, at=0.0))))
+        with pytest.raises(asyncio.IncompleteReadError):
+            await connection.receive()
+
+    assert kept == [[3]]
+
+
 def failed(record, *dead):
     plan = failover(record, *dead)
     return structs.replace(record, plan=plan, revision=record.revision + 1)
@@ -319,15 +351,31 @@ async def test_a_worker_without_a_rank_is_gone_with_its_python(host):
     assert host.roster.statuses == ()
 
 
-async def test_python_that_a_shell_script_starts_again_is_no_longer_the_worker(host):
-    """It has nothing of the state, and would never come to the step that the others wait in."""
+@pytest.mark.parametrize("activity", ["training", "standby"])
+async def test_python_that_a_shell_script_starts_again_is_no_longer_the_worker(
+    host, record, activity
+):
+    """It has nothing of the state, and would never come to the step that the others wait in. The
+    launcher ends the script, and so can start a worker instead."""
     async with connected(host.path) as connection:
-        await FakeLauncher(connection, "job", (ONE,)).hello()
-        await python_ended(host)
-        async with trainer(host) as again:
-            await again.hello()
-            await until(lambda: host.roster.ended(ONE), within_s=10)
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        await launcher.hello()
+        await python_ended(host, activity)
+        for _ in range(2):  # the script tries again
+            async with connected(host.path) as again:
+                await again.send(wire.TrainerHello(wire.VERSION, worker_status(ONE), 0))
 
+                assert "has started Python again" in await rejected(again)
+        kill = await launcher.next_kill()
+        await launcher.exited(ONE, -9)
+        await until(lambda: not host.roster.returned)
+        host.server.push()
+        await launcher.hello()
+        host.obey(failed(record(), "h1/job/1.a"))
+        await FakeLauncher(connection, "job", (ONE, "h1/job/1.a")).hello()
+
+        assert (kill.worker, kill.reason) == (ONE, STARTED_AGAIN)
+        assert (await launcher.next_kill()).worker == "h1/job/1.a"
     assert [e.code for e in host.roster.exits] == [lifelines.UNKNOWN]
     assert host.roster.statuses == ()
 

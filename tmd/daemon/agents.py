@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 from msgspec import structs
@@ -35,7 +36,19 @@ BUFFER_LIMIT = 1 << 20
 FIRST_PROTOCOL = 1
 """Version of what workers of tmd 0.1.0 exchange."""
 
+STARTED_AGAIN = (
+    "its script has started Python again, which has none of its state; leave that to tmd launch "
+    "(--max-restarts)"
+)
+
 log = structlog.get_logger("tmd.agents")
+
+
+class ClientStreams(NamedTuple):
+    """Both ends of a connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
 class TrainerLink:
@@ -96,7 +109,9 @@ class LauncherLink:
             if roster.is_ending(worker):
                 # A single thread may have ended while its process keeps computing.
                 reason = "the kernel reports that it is exiting"
-            if reason is None or worker in self.asked or roster.ended(worker):
+            if roster.ended(worker):
+                reason = STARTED_AGAIN if worker in roster.returned else None
+            if reason is None or worker in self.asked:
                 continue
             self.asked.add(worker)
             _send(self.writer, wire.Kill(worker=worker, reason=reason))
@@ -112,14 +127,17 @@ class AgentServer:
         roster: Roster,
         records: Records,
         injections: Injections | None = None,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
+        """``keep``: writes the exits of workers to disk."""
         self._door = door
         self._injections = injections
+        self._keep = keep
         self._roster = roster
         self._records = records
         self._trainers: dict[str, TrainerLink] = {}
         self._launchers: set[LauncherLink] = set()
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], ClientStreams] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         """The connections without a hello, oldest first."""
         self._lifelines = Lifelines(roster, self.push, self._has_time)
@@ -139,10 +157,15 @@ class AgentServer:
             server.close()
             path.unlink(missing_ok=True)
             self._lifelines.close()
-            for task in self._clients:
-                task.cancel()
+            for reader, writer in self._clients.values():
+                # What has arrived is taken in: a launcher may end once the connection does.
+                assert isinstance(writer.transport, asyncio.Transport)
+                writer.transport.pause_reading()
+                reader.feed_eof()
             if self._clients:
-                await asyncio.wait(self._clients, timeout=1.0)
+                _, late = await asyncio.wait(self._clients, timeout=1.0)
+                for task in late:
+                    task.cancel()
 
     def push(self) -> None:
         """Send every client what follows from the current records."""
@@ -185,8 +208,8 @@ class AgentServer:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+        self._clients[task] = ClientStreams(reader, writer)
+        task.add_done_callback(self._clients.pop)
         try:
             await self._converse(reader, writer)
         except WireError as error:
@@ -243,6 +266,11 @@ class AgentServer:
     ) -> None:
         worker, job = hello.status.worker, hello.status.job
         link = TrainerLink(worker, job, writer)
+        self._lifelines.watch(worker, job, _peer(writer)[0])
+        if self._roster.ended(worker):
+            self._roster.returned.add(worker)
+            self.push()
+            raise WireError(f"{worker} has ended: {STARTED_AGAIN}")
         replaced = self._trainers.get(worker)
         if replaced is not None:
             replaced.writer.close()
@@ -250,7 +278,6 @@ class AgentServer:
         door = self._door
         try:
             _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
-            self._lifelines.watch(worker, job, _peer(writer)[0])
             self._roster.report(stated(hello.status), _now())
             self._watch_futex(hello, writer)
             self._contained(link, partial(link.push, self._records))
@@ -294,6 +321,7 @@ class AgentServer:
         finally:
             self._failed.pop(link, None)
             self._launchers.discard(link)
+            self._keep()  # before the connection is closed, by which the launcher knows of it
 
 
 async def _receive(reader: asyncio.StreamReader) -> wire.Message:

@@ -45,6 +45,9 @@ class Roster:
         may have changed."""
         self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
+        self.returned: set[str] = set()
+        """Exited workers under whose name another process has connected, until their launcher
+        reports their exit."""
         self._restored: frozenset[str] = frozenset()
         """Workers whose exits an earlier run of the daemon has reported to its detectors."""
         self._most = 0
@@ -105,6 +108,7 @@ class Roster:
 
     def exited(self, exit_: Exit) -> None:
         """Note that a worker exited or begins to; after that only its exit code is news."""
+        self.returned.discard(exit_.worker)
         before = self._exit_of(exit_.worker)
         if before is not None and (before.code is not None or exit_.code is None):
             return
@@ -119,6 +123,7 @@ class Roster:
         self._send(WorkerEvent(worker=exit_.worker, job=exit_.job, status=status, exit=exit_))
         while len(self.exits) > max(EXITS_KEPT, 2 * self._most):
             old = self.exits.popleft()
+            self.returned.discard(old.worker)
             self._send(WorkerEvent(worker=old.worker, job=old.job, exit=old, forgotten=True))
 
     def excuse(self, seconds: float) -> None:

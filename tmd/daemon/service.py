@@ -76,7 +76,9 @@ class Service:
         self.injections = Injections(
             host.name, switch, file, self.watcher, self.roster, self.journal
         )
-        self.agents = AgentServer(_door(settings), self.roster, self.records, self.injections)
+        self.agents = AgentServer(
+            _door(settings), self.roster, self.records, self.injections, self.kept_exits.keep
+        )
         self.health = HostHealth(host.name, self.watcher, store, self.store_health, host.state_dir)
         self.publisher = Publisher(
             PublisherConfig(

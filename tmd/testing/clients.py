@@ -29,6 +29,10 @@ class Connection:
         self._writer.write(data)
         await self._writer.drain()
 
+    def end(self) -> None:
+        """Send nothing more; the daemon sees the end of the stream."""
+        self._writer.write_eof()
+
     async def receive(self) -> wire.Message:
         """The next message.
 
