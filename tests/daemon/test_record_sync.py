@@ -299,6 +299,25 @@ async def test_a_store_that_comes_back_during_a_read_is_soon_read_again(data, bu
     assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
 
 
+async def test_the_record_of_a_job_is_read_while_its_launcher_is_connected(
+    data, build, roster, record
+):
+    """A worker that is to be killed may hang, and so not connect to a daemon that was restarted."""
+    record_sync = build()
+    revisions = []
+    async with running(record_sync):
+        await asyncio.sleep(0.01)
+        for revision in (1, 2):
+            await data.client().put_job(record(revision=revision), expected=revision - 1)
+            if revision == 1:
+                with roster.launching("job"):
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(2.0)
+            revisions.append(record_sync._records.jobs["job"].revision)
+
+    assert revisions == [1, 1]
+
+
 async def test_a_new_worker_has_the_record_of_its_job_read(data, build, roster, record):
     record_sync = build()
     async with running(record_sync):

@@ -235,7 +235,8 @@ class AgentServer:
             case wire.LauncherHello():
                 _check_version(first.version)
                 log.info("launcher connected", job=first.job, pid=pid, uid=uid)
-                await self._launcher(first, reader, writer)
+                with self._roster.launching(first.job):
+                    await self._launcher(first, reader, writer)
             case wire.Inject() | wire.Withdraw() if self._injections is not None:
                 _check_version(first.version)
                 _send(writer, self._injections.answer(first, Peer(pid, uid)))

@@ -6,8 +6,9 @@ Pure bookkeeping without IO; times are passed in.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -52,6 +53,8 @@ class Roster:
         """Workers whose exits an earlier run of the daemon has reported to its detectors."""
         self._most = 0
         """Most workers at once."""
+        self._launching: Counter[str] = Counter()
+        """Connected launchers by job."""
         self._feeds: set[StatusFeed] = set()
 
     @property
@@ -60,8 +63,19 @@ class Roster:
 
     @property
     def jobs(self) -> set[str]:
-        """Jobs with live workers here."""
-        return {known.status.job for known in self.workers.values()}
+        """Jobs with live workers or a launcher here. After a restart of the daemon, a worker that
+        hangs is known by its launcher alone, which may have to kill it."""
+        return {known.status.job for known in self.workers.values()} | {*+self._launching}
+
+    @contextmanager
+    def launching(self, job: str) -> Iterator[None]:
+        """While a launcher of ``job`` is connected."""
+        self._launching[job] += 1
+        self.records_due.ring()
+        try:
+            yield
+        finally:
+            self._launching[job] -= 1
 
     def ended(self, worker: str) -> bool:
         """Whether the worker has exited."""
