@@ -11,8 +11,16 @@ from tests.simulate.studies import COSTS, fault, played, study
 from tmd.core.values.errors import ConfigError
 from tmd.simulate import chart
 from tmd.simulate.advice import Price, mean, recommended, sentences, snapshot_steps
-from tmd.simulate.compare import outcome, setups
-from tmd.simulate.values import HOUR, Job, Outcome, RecoveryMethod, RecoverySetup
+from tmd.simulate.compare import losses, outcome, setups
+from tmd.simulate.values import (
+    HOUR,
+    FaultScope,
+    Job,
+    Outcome,
+    RecoveryMethod,
+    RecoverySetup,
+    Warned,
+)
 
 PRICE = Price(gpu_hour=2.0, gpus=8)
 JOB = Job(4, hours=100.0)
@@ -95,6 +103,15 @@ def test_the_advice_says_what_one_standby_more_would_bring() -> None:
 
     assert "One more would gain 1.00 h, worth 64, for 1,600." in sentences(tried, JOB, COSTS)
     assert any("more may be better still" in s for s in sentences(untried, JOB, COSTS))
+
+
+def test_a_loss_that_something_warns_of_is_no_reason_to_save_the_state() -> None:
+    """Its rank moves before. So is no loss of a standby, nor of the whole job."""
+    lost = fault(HOUR, 0)
+    drained = structs.replace(lost, warned=Warned.DRAIN)
+    bug = structs.replace(lost, scope=FaultScope.JOB)
+
+    assert losses([lost, drained, bug, fault(HOUR, place=JOB.hosts)], JOB) == 1
 
 
 def test_a_unique_state_is_saved_as_often_as_loses_least() -> None:

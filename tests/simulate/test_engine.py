@@ -127,6 +127,15 @@ def test_a_drain_moves_the_rank_before_its_host_is_taken() -> None:
     assert lost_s(played(RecoveryMethod.RESTART, 1, drained)) == {"planned_move": 400.0}
 
 
+def test_a_second_drain_is_served_before_the_first_host_is_taken() -> None:
+    """The first move has ended with the next step."""
+    first = fault(2 * HOUR, 0, warned=Warned.DRAIN, notice_s=HOUR)
+    second = fault(1.5 * HOUR, 1, warned=Warned.DRAIN, notice_s=HOUR / 4)
+    found = played(RecoveryMethod.WARM, 2, first, second)
+
+    assert lost_s(found) == {"planned_move": 4.0}
+
+
 def test_a_finding_moves_the_rank_before_its_host_fails() -> None:
     """By the policy drain_degraded."""
     found = played(RecoveryMethod.WARM, 1, fault(2 * HOUR, warned=Warned.FINDING))

@@ -73,8 +73,8 @@ def advise(
 
 
 def _loss_every_s(job: Job, traces: Sequence[Sequence[Fault]]) -> float:
-    """Mean time between two losses of any rank of the job; its whole length if there is less than
-    one."""
+    """Mean time between two losses of any rank of the job that nothing warns of, which alone make
+    it go back to a snapshot; its whole length if there is less than one."""
     losses = sum(compare.losses(trace, job) for trace in traces) / len(traces)
     return job.whole_s / max(1.0, losses)
 

@@ -16,7 +16,15 @@ from tmd.simulate.ledger import TrainingPace
 from tmd.simulate.restarting import Restarting
 from tmd.simulate.shrinking import Shrinking
 from tmd.simulate.standing_by import StandingBy
-from tmd.simulate.values import Fault, FaultScope, Job, Outcome, RecoveryMethod, RecoverySetup
+from tmd.simulate.values import (
+    Fault,
+    FaultScope,
+    Job,
+    Outcome,
+    RecoveryMethod,
+    RecoverySetup,
+    Warned,
+)
 
 DRAIN_POLICY = "drain_degraded"
 """The policy that moves ranks off a host before it fails."""
@@ -97,8 +105,9 @@ def _handling(study: Study, setup: RecoverySetup) -> LossHandling:
 
 
 def losses(trace: Sequence[Fault], job: Job) -> int:
-    """How often ``trace`` takes a host or a worker from a rank."""
-    return sum(f.scope is not FaultScope.JOB and f.place < job.hosts for f in trace)
+    """How often ``trace`` takes a host or a worker from a rank without a warning."""
+    taken = [f for f in trace if f.scope is not FaultScope.JOB and f.place < job.hosts]
+    return sum(f.warned is Warned.NOT for f in taken)
 
 
 def interruptions(trace: Sequence[Fault], job: Job) -> int:

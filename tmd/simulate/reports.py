@@ -171,6 +171,7 @@ def _training(situation: Situation, switched: bool) -> dict[str, WorkerStatus]:
     assert record is not None
     switches = plan is not None and (switched or plan.phase is Phase.SWITCH)
     members = plan.new if plan is not None and switches else record.membership
+    entered = situation.step if switched else situation.snapshot
     found = {
         member.worker: _status(
             situation,
@@ -179,6 +180,7 @@ def _training(situation: Situation, switched: bool) -> dict[str, WorkerStatus]:
             rank=rank,
             epoch=members.epoch,
             step=situation.step,
+            entered=entered,
             step_seconds=1.0,
             replicas=situation.replicas(rank),
             kept=_kept(situation, rank),
