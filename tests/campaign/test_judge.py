@@ -28,7 +28,7 @@ def test_what_is_as_expected_is_no_deviation() -> None:
     [
         (observed(codes=("trainer.exited",)), "plans: none instead of failover done"),
         (observed(plan("failover done", 2), codes=("trainer.exited",)), "ranks moved: [2]"),
-        (observed(plan("failover done", 1)), "no alert trainer.exited"),
+        (observed(plan("failover done", 1)), "alerts that were not raised: trainer.exited"),
         (
             observed(plan("failover done", 1), codes=("trainer.exited", "nic.down")),
             "unexpected alerts: nic.down of host: so it is",

@@ -28,7 +28,7 @@ def costs_of(trace: DemoTrace, seen: Observed) -> tuple[Cost, ...]:
         before = [at for at in seen.fired if plan.timeline and at <= plan.timeline[0].at]
         if not before or not _measurable(trace, plan):
             continue
-        events = events_of(trace, [plan], {plan.id: before[-1]}, seen.seen)
+        events = events_of(trace, [plan], {plan.id: before[-1]}, seen.noticed)
         if events:
             found.append(_cost(plan, events[0]))
     return tuple(found)

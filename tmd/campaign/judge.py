@@ -28,7 +28,7 @@ class Observed(Struct, frozen=True):
     """Epochs before and after."""
     steps: tuple[int, int] = (0, 0)
     repeated: int = 0
-    seen: dict[str, float] = {}
+    noticed: dict[str, float] = {}
     """By plan: the time at which the host noticed the worker's end."""
     seconds: float = 0.0
     skipped: str = ""
@@ -75,7 +75,11 @@ def _of_plans(expect: Expected, plans: Sequence[MigrationPlan]) -> list[str]:
     if expect.moved is not None and moved != set(expect.moved):
         found.append(f"ranks moved: {sorted(moved)} instead of {sorted(expect.moved)}")
     done = [p for p in plans if p.kind is PlanKind.PLANNED and p.phase is Phase.DONE]
-    found += [f"'{p.how}' lacks '{expect.how}'" for p in done if expect.how not in p.how]
+    found += [
+        f"plan {p.id} was done by '{p.how}' instead of '{expect.how}'"
+        for p in done
+        if expect.how not in p.how
+    ]
     if expect.outcome and not any(expect.outcome in p.outcome for p in plans):
         found.append(f"no plan ended with the words '{expect.outcome}'{_outcomes(plans)}")
     return found
@@ -96,7 +100,7 @@ def _of_alerts(expect: Expected, alerts: Iterable[Alert]) -> list[str]:
     raised = {a.code: a for a in alerts if a.state is State.RAISED}
     missing = sorted(set(expect.alerts) - raised.keys())
     strange = sorted(raised.keys() - {*expect.alerts, *expect.may_alert})
-    found = [f"no alert {', '.join(missing)}"] if missing else []
+    found = [f"alerts that were not raised: {', '.join(missing)}"] if missing else []
     if strange:
         listed = "; ".join(f"{c} of {raised[c].entity}: {raised[c].message}" for c in strange)
         found.append(f"unexpected alerts: {listed}")

@@ -66,8 +66,8 @@ def as_markdown(outcome: CampaignOutcome, command: str) -> str:
 
 def _title(outcome: CampaignOutcome) -> str:
     if outcome.skipped_all:
-        return "Campaign: NOTHING WAS PLAYED"
-    return f"Campaign: {'as expected' if outcome.well else 'DEVIATIONS'}"
+        return "Campaign: every scenario was skipped"
+    return f"Campaign: {'as expected' if outcome.well else 'with deviations'}"
 
 
 def summary(outcome: CampaignOutcome) -> str:
@@ -78,6 +78,8 @@ def summary(outcome: CampaignOutcome) -> str:
     same = "losses and weights identical to the undisturbed runs, bit for bit"
     proved = steps and all(e.whole and not e.deviations for e in outcome.endings)
     ended = f"; {steps} steps, {same}" if proved else ""
+    if wrong := sum(bool(e.deviations) for e in outcome.endings):
+        ended = f"; {_counted(wrong, 'job')} with deviations from the undisturbed run"
     return (
         f"{_counted(len(played), 'scenario')} of {_counted(len(kinds), 'kind')} of fault in "
         f"{outcome.seconds:.0f} s, "
@@ -114,7 +116,7 @@ def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, TableRow, list[Tabl
         ]
         head = (
             "from a loss without a leader to the stored plan (median)",
-            "in leases",
+            "as a multiple of the lease",
             "range",
             "n",
         )

@@ -256,6 +256,6 @@ class Play:
             alerts=tuple(new.values()),
             epochs=(self._before.epoch, job.membership.epoch if job else self._before.epoch),
             steps=(self._before.step, max((w.step for w in workers(view)), default=0)),
-            seen={p.id: self._exits[w] for p in plans for w in p.dead if w in self._exits},
+            noticed={p.id: self._exits[w] for p in plans for w in p.dead if w in self._exits},
             seconds=seconds,
         )
