@@ -1,4 +1,5 @@
-"""Delivers signals as events of a selector, so that they are handled in the loop only."""
+"""The signals that ask a process to end: SIGINT, SIGTERM, and SIGHUP, which comes when a terminal
+closes. SIGHUP stays ignored where it is, as under ``nohup``."""
 
 from __future__ import annotations
 
@@ -7,20 +8,36 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def as_ctrl_c() -> Iterator[None]:
+    """Let each such signal act as SIGINT, so that everything that was begun is ended in order."""
+    previous = _handled()
+    del previous[signal.SIGINT]
+    for number in previous:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _handled() -> dict[int, Any]:
+    """The handlers of the signals now."""
+    found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    return {n: f for n, f in found.items() if n != signal.SIGHUP or f is not signal.SIG_IGN}
 
 
 @contextlib.contextmanager
 def signals(selector: selectors.BaseSelector, stop: Callable[[int], None]) -> Iterator[None]:
-    """Call ``stop`` for a signal to end while ``selector`` is waited on.
-
-    SIGHUP, which comes when a terminal closes, stays ignored if it is, as under ``nohup``.
-    """
+    """Call ``stop`` with each such signal while ``selector`` is waited on, and nowhere else."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
-    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    if previous[signal.SIGHUP] is signal.SIG_IGN:
-        del previous[signal.SIGHUP]
+    previous = _handled()
     for number in previous:
         signal.signal(number, lambda *_: None)
     old = signal.set_wakeup_fd(writer.fileno())

@@ -145,7 +145,7 @@ def test_wrong_input_is_refused_before_anything_is_started(tmp_path: Path, short
     assert "did you mean 'process.kill'?" in output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.thorough
 def test_an_interrupted_campaign_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C in the middle of a fault, and even kill -9."""

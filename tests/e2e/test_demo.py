@@ -45,9 +45,11 @@ def test_the_demo_shows_two_events_and_identical_losses(
     assert left_behind(short) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, thorough(signal.SIGKILL)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, thorough(signal.SIGINT), thorough(signal.SIGKILL)]
+)
 def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
-    """Ctrl-C while it trains, and even kill -9. Until then it can be watched on the page, at the
+    """A signal while it trains, and even kill -9. Until then it can be watched on the page, at the
     address that it prints."""
     lines: list[str] = []
     jobs: list[str] = []

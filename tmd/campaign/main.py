@@ -29,6 +29,7 @@ from tmd.cli import output
 from tmd.cli.common import check_folder
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.reasons import in_words
+from tmd.signals import as_ctrl_c
 
 INTERRUPTED = 130
 SEEDS = 1 << 32
@@ -84,7 +85,8 @@ def play(
     command = repeat_command((*(files or ()), *words), only or (), seed, rounds)
     console.print(f"[dim]{escape(command)}[/]")
     try:
-        outcome = asyncio.run(_watched(stories, console, release))
+        with as_ctrl_c():
+            outcome = asyncio.run(_watched(stories, console, release))
     except KeyboardInterrupt:
         console.print("interrupted; all processes of the campaign have ended")
         raise typer.Exit(INTERRUPTED) from None
@@ -188,9 +190,7 @@ async def _watched(
     """
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
-            loop.add_signal_handler(number, interrupted.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         playing = asyncio.create_task(run(stories, CampaignScreen(stories, console, bar), other))

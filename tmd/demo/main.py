@@ -25,6 +25,7 @@ from tmd.demo.page import new_page
 from tmd.demo.report import compare, events_of, median_step, read_trace
 from tmd.demo.screen import DemoScreen, print_report
 from tmd.demo.story import StoryTimes, play, run_golden
+from tmd.signals import as_ctrl_c
 
 ACTIVE = ("host-1", "host-2", "host-3", "host-4")
 STANDBY = ("host-5",)
@@ -58,7 +59,7 @@ def demo(
     console = output.console(markup=True)
     own = (str(SCRIPT), "--seed", str(seed))
     command = (*(own if script is None else (str(script),)), "--steps", str(steps))
-    with tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
+    with as_ctrl_c(), tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
         try:
             well, facts = asyncio.run(_run(console, Path(folder), command, steps, web))
         except KeyboardInterrupt:
