@@ -55,6 +55,8 @@ class NicReader:
         masters: dict[str, str] = {}
         default = _default_route(self._proc, self._net)
         ports = list(self._rdma_ports(default, taken, outside))
+        # A second interface of a port, such as one of another partition, may be expected, too.
+        taken -= {*self._scope.expect} - {port.interface for port in (*ports, *outside)}
         for interface in _names(self._net):
             if master := _link(f"{self._net}/{interface}/master"):
                 masters[interface] = master
@@ -123,8 +125,9 @@ class NicReader:
             for number in _names(f"{folder}/ports"):
                 port = self._placed(device, number, interfaces)
                 if is_virtual and not self._is_expected(port.names):
-                    continue
-                if self._wanted(port, default):
+                    # Its name alone: it may have been expected before, and there may be hundreds.
+                    outside.append(Port(port.name, port.identity, port.medium))
+                elif self._wanted(port, default):
                     yield self._rdma_port(port, device, number, nodes.get(port.name, ()))
                 else:
                     outside.append(port)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.nic.child import ReaderArguments
 from tmd_detectors.nic.counters import RULES
+from tmd_detectors.nic.judge import KnownPort, NicFindings, NicRules
 from tmd_detectors.nic.reader import NicReader, _default_v4, _default_v6, _ib_rate
 from tmd_detectors.nic.snapshot import Medium, ScopeReading
 from tmd_detectors.nic.topology import nearest
@@ -165,6 +166,34 @@ def test_an_expected_port_is_watched_unless_it_is_excluded(tree):
         assert "mlx5_9/1" in read(tree, expect=("mlx5_9/1",))
         assert "eth0" not in read(tree, expect=("eth0",), exclude=("eth0",))
         assert "eth0" in read(tree, expect=("eth0",), interfaces=("mlx5_1/1",))
+
+
+def test_a_second_interface_of_a_port_may_be_expected(tree):
+    """Such as that of another partition of an InfiniBand port."""
+    card = tree.pci("0000:00/0000:00:01.0")
+    tree.rdma("mlx5_0", card)
+    for name in ("ib0", "ib0.8001"):
+        tree.interface(name, card)
+
+    assert list(read(tree)) == ["mlx5_0/1"]
+    assert list(read(tree, expect=("ib0",))) == ["mlx5_0/1"]
+    assert list(read(tree, expect=("ib0.8001",))) == ["mlx5_0/1", "ib0.8001"]
+
+
+def test_a_virtual_function_that_is_expected_no_longer_is_not_missed(tree):
+    function = tree.pci("0000:00/0000:00:02.1")
+    tree.link(f"{function}/physfn", "../0000:00:02.0")
+    tree.rdma("mlx5_9", function)
+    looks = []
+    known: tuple[KnownPort, ...] = ()
+    for expect in (("mlx5_9/1",), ()):  # the daemon starts again with another configuration
+        reader = NicReader(ScopeReading(expect=expect), RULES, tree.sys, tree.proc)
+        findings = NicFindings(NicRules(expect=expect), known)
+        looks += [list(findings.observe(reader.read(), now)) for now in (0.0, 10.0, 20.0, 30.0)]
+        known = findings.known or known
+
+    assert [port.name for port in known] == ["mlx5_9/1"]
+    assert looks == [[]] * 8
 
 
 def test_a_port_of_an_rdma_device_can_be_named_by_its_interface(tree):
