@@ -10,6 +10,7 @@ import pytest
 
 from tests.daemon.tasks import running
 from tmd.core.alerts.store_health import StoreLoop
+from tmd.daemon.bus import WakeEvent
 from tmd.daemon.journal import Journal
 from tmd.daemon.publisher import HeartbeatSources, Publisher, PublisherConfig
 from tmd.daemon.records import Records
@@ -24,19 +25,31 @@ pytestmark = pytest.mark.looptime
 TTL_S = 3.0
 
 
+class Stopping(WakeEvent):
+    """Waits ``stands_s`` longer than it is asked to."""
+
+    stands_s = 0.0
+
+    async def wait(self, timeout_s: float) -> bool:
+        found = await super().wait(timeout_s)
+        await asyncio.sleep(self.stands_s)
+        return found
+
+
 class Machine:
     """Its daemon, as far as it writes heartbeats."""
 
     def __init__(self, store: MemoryStore, folder: Path, boot: str, incarnation: str = "i"):
         self.health = StoreHealth()
         self._store = store
-        client, roster = store.client(), Roster()
+        client, self.roster = store.client(), Roster()
+        self.roster.urgent = Stopping()
         self._journal = Journal(folder / f"{boot}-{incarnation}.sqlite")
         sinks = AlertSinks(client, self.health, self._journal)
-        watcher = Watcher("h1", incarnation, [], roster, sinks)
+        watcher = Watcher("h1", incarnation, [], self.roster, sinks)
         self._publisher = Publisher(
             PublisherConfig("h1", incarnation, boot, False, 1.0, TTL_S),
-            HeartbeatSources(roster, watcher, Records(folder)),
+            HeartbeatSources(self.roster, watcher, Records(folder)),
             client,
             self.health,
         )
@@ -82,8 +95,23 @@ async def test_a_machine_with_the_name_of_another_one_is_not_seen_and_says_why(c
 
             assert found == {("first", "i")}
             assert first.trouble == ""
-            assert "another machine (boot first) has the host name 'h1'" in second.trouble
+            assert "not seen as host 'h1', since" in second.trouble
+            assert "come from another boot (first)" in second.trouble
+            assert "over within 6 s" in second.trouble
             assert not second.health.state.written
+
+
+async def test_a_machine_that_stood_still_asks_for_its_name_again(cluster, tmp_path):
+    """Another one may have got it meanwhile, and would write by turns with it."""
+    async with Machine(cluster, tmp_path, "first").runs() as first:
+        await until(lambda: first.health.state.written, every_s=0.01)
+        first.roster.urgent.stands_s = 2 * TTL_S  # its process is stopped: it knows of no outage
+        async with Machine(cluster, tmp_path, "second").runs() as second:
+            await until(lambda: second.health.state.written, within_s=3 * TTL_S, every_s=0.01)
+            found = await seen_for(cluster, 10 * TTL_S)
+
+            assert found == {("second", "i")}
+            assert "another boot (second)" in first.trouble
 
 
 async def test_of_machines_that_start_together_one_has_the_name(cluster, tmp_path):

@@ -1,8 +1,8 @@
 """Keeps two machines with one host name from writing one heartbeat by turns.
 
 The leader would see the workers of either machine come and go, and take healthy ones for lost. So
-the machine that writes first has the name. A machine that boots again within the time to live of
-its last heartbeat waits until that one has expired.
+the machine that writes first has the name, until it has been silent for twice the time to live of a
+heartbeat. A machine that boots again sooner waits for the same time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from tmd.core.values.model import HostStatus
 from tmd.daemon.bus import Store
 
 TAKEN = (
-    "another machine (boot {}) has the host name {!r} in this cluster, so that this one is not "
-    "seen: set another [host] name here"
+    "this machine is not seen as host {!r}, since heartbeats of that name come from another boot "
+    "({}). If it has booted again, this is over within {:g} s; else another machine has the name: "
+    "set another [host] name here"
 )
 
 
@@ -49,6 +50,6 @@ class HostName:
         elif boot is not None:
             return
         if self._other and now - self._seen <= self._ttl_s:
-            raise HostNameTaken(TAKEN.format(self._other, status.host))
+            raise HostNameTaken(TAKEN.format(status.host, self._other, 2 * self._ttl_s))
         if not await self._store.claim_host(status, ttl_s=self._ttl_s):
             return await self.claim(status)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -56,18 +58,20 @@ class Publisher:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        wake, claimed = True, False
+        wake, expires = True, -math.inf
         while True:
             status = self.status()
             try:
-                if not claimed:
+                # At first, after an outage, and after a time in which this process stood still.
+                if _now() > expires:
                     await self._host_name.claim(status)
-                    claimed = True
+                began = _now()
                 await self._store.put_host(status, ttl_s=self._config.ttl_s, wake=wake)
             except StoreUnavailable as error:
                 await self._store_health.failed(StoreLoop.HEARTBEAT, error)
-                wake, claimed = True, False
+                wake, expires = True, -math.inf
                 continue
+            expires = began + self._config.ttl_s
             self._store_health.worked(StoreLoop.HEARTBEAT)
             wake = await self._roster.urgent.wait(self._config.heartbeat_s)
 
@@ -86,3 +90,7 @@ class Publisher:
             reads=READABLE_VERSION,
             at=time.time(),
         )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -65,7 +65,7 @@ class Roster:
     def jobs(self) -> set[str]:
         """Jobs with live workers or a launcher here. After a restart of the daemon, a worker that
         hangs is known by its launcher alone, which may have to kill it."""
-        return {known.status.job for known in self.workers.values()} | {*+self._launching}
+        return {known.status.job for known in self.workers.values()} | {*self._launching}
 
     @contextmanager
     def launching(self, job: str) -> Iterator[None]:
@@ -75,7 +75,7 @@ class Roster:
         try:
             yield
         finally:
-            self._launching[job] -= 1
+            self._launching = +(self._launching - Counter([job]))
 
     def ended(self, worker: str) -> bool:
         """Whether the worker has exited."""
