@@ -183,6 +183,28 @@ def test_workers_end_with_their_launcher(number: int, launch: Callable[..., Star
     assert started.process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
 
 
+def test_a_terminal_that_closes_leaves_workers_their_time(launch: Callable[..., Started]) -> None:
+    """The shell and the kernel send a SIGHUP each."""
+    script = (
+        "import signal, sys, time\n"
+        "def save(*_):\n"
+        "    print('saves', flush=True)\n"
+        "    time.sleep(1)\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+    ) + WAITING
+    started = launch(script)
+    started.line()
+    started.process.send_signal(signal.SIGHUP)
+    saves = started.line()
+    started.process.send_signal(signal.SIGHUP)
+    saved = started.output()
+
+    assert (saves, saved) == ("saves", ["saved"])
+    assert started.process.wait(60) == 128 + signal.SIGHUP
+
+
 def test_a_launcher_under_nohup_outlives_its_terminal(launch: Callable[..., Started]) -> None:
     script = "import signal\nprint(signal.getsignal(signal.SIGHUP).name, flush=True)\n" + WAITING
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -71,8 +71,7 @@ class LaunchSpec(Struct, frozen=True):
     """See :data:`STEADY_S`."""
     grace_s: float = GRACE_S
     """See :data:`GRACE_S`."""
-    one_run: bool = False
-    """Whether no later run of the job has its name."""
+    one_run: bool = False  # whether no later run of the job has its name
     trace: Path | None = None
     log_dir: Path | None = None
 
@@ -298,7 +297,8 @@ class Launcher:
     def stop(self, number: int) -> None:
         """Handle a signal: end the workers in an orderly way, on a second signal at once."""
         if self._kill_at is not None:
-            self._kill_all()
+            if number != signal.SIGHUP:  # a terminal that closes may send two
+                self._kill_all()
             return
         if self._children or self._due:  # else all workers have ended, with a status of their own
             self._exit_status = 128 + number

@@ -48,6 +48,7 @@ FAILOVER = structs.replace(
     resume=7,
 )
 RECORD = JobRecord(job="j", world_size=2, state=JobState.RUNNING, membership=OLD, proposed=2)
+FINISHED = Leave(end_of=EndOf.TRAINING)
 FAILED = Leave(code=1, detail="lost", end_of=EndOf.RUN)
 HOT = (ShadowAssignment(member=OTHER, rank=1, stay=True),)
 
@@ -132,8 +133,8 @@ def test_a_leaver_that_was_drained_for_good_leaves() -> None:
 @pytest.mark.parametrize(
     ("state", "member", "standby"),
     [
-        (JobState.FINISHING, Finish(), Leave()),
-        (JobState.FINISHED, Leave(), Leave()),
+        (JobState.FINISHING, Finish(), FINISHED),
+        (JobState.FINISHED, FINISHED, FINISHED),
         (JobState.FAILED, FAILED, FAILED),
     ],
 )

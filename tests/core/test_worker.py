@@ -103,7 +103,8 @@ def test_a_directive_whose_conditions_hold_gets_the_response_of_the_table(
     [
         (Activity.STARTING, Leave(), {}),
         (Activity.STARTING, Leave(code=1, end_of=EndOf.RUN), {"one_run": True}),
-        (Activity.STARTING, Leave(code=1), {}),
+        (Activity.STARTING, Leave(code=1, end_of=EndOf.TRAINING), {}),
+        (Activity.STARTING, Leave(code=1, detail="lost"), {"one_run": True}),  # from 0.1.0
         (Activity.STANDBY, Wait(), {}),
         (Activity.SHADOWING, DIRECTIVES[Prepare], {"under": DIRECTIVES[Prepare]}),
         (Activity.IN_STEP, DIRECTIVES[ShadowRank], {"under": DIRECTIVES[ShadowRank]}),
@@ -131,7 +132,7 @@ def test_a_worker_that_is_started_again_after_training_does_not_wait_for_another
     )
     found = directive_of(record, "n2/job/0.b")
 
-    assert found == Leave(code=1, detail="lost")
+    assert found == Leave(code=1, detail="lost", end_of=EndOf.TRAINING)
     assert respond(found, doing(Activity.STARTING), one_run=True) is Response.EXIT
 
 

@@ -37,7 +37,7 @@ def launch(
     restart_delay: Annotated[
         float, typer.Option(min=0, help="Seconds before a restart; failures in a row double it.")
     ] = RESTART_S,
-    one_run: Annotated[bool, typer.Option("--one-run", help="No later run has this name.")] = False,
+    one_run: Annotated[bool, typer.Option("--one-run", help="Exit if training is over.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
     auto: Annotated[

@@ -157,7 +157,8 @@ class Leave(Struct, frozen=True, tag=True):
 
     code: int = 0
     detail: str = ""
-    end_of: EndOf = EndOf.TRAINING
+    end_of: EndOf | None = None
+    """``None``: a daemon of 0.1.0 has sent it, which does not say so."""
 
 
 Directive = (
@@ -172,9 +173,11 @@ def directive_of(record: JobRecord, worker: str) -> Directive:
             end_of = EndOf.TRAINING if record.trained else EndOf.RUN
             return Leave(code=1, detail=record.detail, end_of=end_of)
         case JobState.FINISHED:
-            return Leave()
+            return Leave(end_of=EndOf.TRAINING)
         case JobState.FINISHING:
-            return Finish() if record.membership.rank_of(worker) is not None else Leave()
+            if record.membership.rank_of(worker) is not None:
+                return Finish()
+            return Leave(end_of=EndOf.TRAINING)
         case JobState.RUNNING:
             pass
     plan = record.plan

@@ -124,7 +124,7 @@ def respond(
     response = TABLE[status.activity].get(type(directive))
     match status.activity, directive:
         case Activity.STARTING, Leave():
-            match directive.end_of:
+            match directive.end_of or (EndOf.RUN if directive.code else EndOf.TRAINING):
                 case EndOf.WORKER:
                     return response
                 case EndOf.TRAINING:  # the next run may begin under the same name
