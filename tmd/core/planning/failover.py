@@ -249,6 +249,13 @@ def unheard(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
     return silent if halted else ()
 
 
+def unheard_survivors(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
+    """Members of the new epoch without a report that have not ended and take no new rank."""
+    joiners = {move.joiner for move in plan.moves}
+    members = [m.worker for m in dict.fromkeys(plan.new.members) if m not in joiners]
+    return tuple(w for w in members if w not in facts.status and not facts.has_ended(w))
+
+
 def _extended(
     record: JobRecord,
     plan: MigrationPlan,

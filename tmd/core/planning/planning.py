@@ -236,6 +236,10 @@ def _moved_on(
         return None
     if plan.phase is Phase.RECOVER:
         return _recovering(record, plan, view, facts, age, limits, now)
+    if plan.phase is Phase.SYNC:
+        silent = failover.unheard_survivors(plan, facts)
+        if extended := _without_silent(record, plan, silent, facts, age, limits, now):
+            return extended
     happened = planned_event(plan, facts, age, limits) or failover_event(plan, facts, age, limits)
     if happened is None:
         return None
@@ -274,9 +278,8 @@ def _recovering(
         hasty = age < limits.settle_s and may_return(settled, facts)
         return None if hasty else _with_choice(settled, record, view, facts)
     silent = failover.unheard(plan, facts)
-    if silent and min(age, *(facts.silence(w, age) for w in silent)) > limits.silent_s:
-        reason = f"{the_first(silent)} not heard from for {limits.silent_s:g} s"
-        return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
+    if extended := _without_silent(record, plan, silent, facts, age, limits, now):
+        return extended
     if age < limits.settle_s:
         # Not worth a revision, since it usually ends in milliseconds.
         return None
@@ -284,6 +287,23 @@ def _recovering(
         detail = f"gave up after {limits.hold_s:g} s: {missing}"
         return structs.replace(record, state=JobState.FAILED, detail=detail)
     return structs.replace(record, detail=missing)
+
+
+def _without_silent(
+    record: JobRecord,
+    plan: MigrationPlan,
+    silent: Sequence[str],
+    facts: PlanFacts,
+    age: float,
+    limits: PlanLimits,
+    now: float,
+) -> JobRecord | None:
+    """Names ``silent`` workers dead once nothing has been heard of them for long enough: training
+    stands still meanwhile."""
+    if not silent or min(age, *(facts.silence(w, age) for w in silent)) <= limits.silent_s:
+        return None
+    reason = f"{the_first(silent)} not heard from for {limits.silent_s:g} s"
+    return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
 
 
 def _with_choice(
