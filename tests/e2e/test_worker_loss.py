@@ -202,6 +202,19 @@ async def test_the_source_dies_while_it_sends(
         await run.ends_like(golden, lost=2)
 
 
+async def test_the_link_breaks_while_the_state_is_sent(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """Both workers are well: the state is sent again, and nobody else is lost."""
+    faults = ["forward@0:6=kill", "sending@*:*=cut"]
+    async with running(tmp_path, redis.url, faults=faults) as run:
+        plan = await run.done()
+
+        assert run.fired("sending")
+        assert (len(plan.dead), plan.rejected, plan.late) == (1, (), ())
+        await run.ends_like(golden, lost=1)
+
+
 async def test_the_joiner_dies_while_it_receives(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:

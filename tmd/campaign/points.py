@@ -88,6 +88,8 @@ class Injector:
         self._following: ShadowSession | None = None
         self._flips: ArmedFault | None = None
         self._cuts = False
+        self._link: tmd.fabric.Link | None = None
+        """Is about to carry the state of a rank."""
         self._paced: ArmedFault | None = None
         self._broadcasts = (-1, 0)
         """The current step, and the number of its broadcasts so far."""
@@ -109,7 +111,7 @@ class Injector:
         _before(RankMigration, "prepare", lambda *_: self.reach("preparing"))
         _before(StateTransfer, "_meet", lambda *_: self.reach("prepared"))
         _before(stream, "receive_tensors", lambda *_: self.reach("receiving"))
-        _before(stream, "send_tensors", lambda *_: self.reach("sending"))
+        _before(stream, "send_tensors", self._sending_state)
         _before(Units, "place", lambda *_: self.reach("copying"))
         _before(ShadowSession, "_follow", lambda *_: self.reach("tail"))
         _before(PlannedSession, "_report_step", lambda *_: self.reach("following"))
@@ -218,6 +220,11 @@ class Injector:
             following.shadow.close()
         self.reach("shadowing")
 
+    def _sending_state(self, link: tmd.fabric.Link, *_: object) -> None:
+        self._link = link
+        self.reach("sending")
+        self._link = None
+
     def _sending(self, link: object, envelope: frames.Envelope, *_: object) -> None:
         """A frame is about to be sent: the second unit of a snapshot, which is its middle, or what
         a rank got in a shift, on the way to its standby."""
@@ -248,6 +255,8 @@ class Injector:
         match what:
             case "sever" | "isolate":
                 return self._fabric is not None
+            case "cut" if self._link is not None:
+                return True
             case "flip" | "flips" | "cut" | "cuts":
                 return self._following is not None
             case _:
@@ -266,6 +275,8 @@ class Injector:
             case "isolate":
                 assert self._fabric is not None
                 fault_actions.isolate(self._fabric)
+            case "cut" if self._link is not None:
+                self._link.close()
             case "cut" | "cuts":
                 # "cuts": after every step.
                 assert self._following is not None

@@ -364,9 +364,10 @@ class RankMigration:
             try:
                 return self._transfer.receive(takeover, cancelled, has_step)
             except LinkError:
-                if takeover.header is None or cancelled():
+                if cancelled():
                     raise
             # A source in the middle of a step cannot send its whole state: it calls again later.
+            # So does one whose link has broken.
             takeover.link = takeover.header = None
             return self._transfer.receive(takeover, cancelled)
 

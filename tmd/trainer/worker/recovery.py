@@ -17,6 +17,7 @@ from tmd.core.planning.directives import (
 )
 from tmd.core.planning.failover import keepers_first
 from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Move
 from tmd.core.worker.broken_step import Place, reruns
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerTransition
@@ -30,6 +31,8 @@ from tmd.trainer.worker.status_reporter import StatusReporter
 
 CALL_S = 0.5
 """Timeout of a link that is opened in advance; the step itself waits for a slower peer."""
+AGAIN_S = 2.0
+"""Time for the leader to change the plan if a state could not be sent, before it is sent again."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -169,8 +172,16 @@ class Recovery:
         """
         own = self._reporter.status.worker
         served = [m for m in directive.moves if m.source is not None and m.source.worker == own]
-        sent = [self._migration.send(directive, move, mid_step=mid_step) for move in served]
+        sent = [self._sent(directive, move, mid_step) for move in served]
         return all(sent)
+
+    def _sent(self, directive: Sync, move: Move, mid_step: bool) -> bool:
+        if self._migration.send(directive, move, mid_step=mid_step):
+            return True
+        # If both workers are well, the leader knows of no trouble: only this one can try again.
+        if mid_step or self._agent.wait_a_while(lambda d: d != directive, AGAIN_S):
+            return False
+        return self._migration.send(directive, move)
 
     def synced(self, directive: Sync, seconds: float) -> None:
         """Report that this worker is ready for the resume step."""
