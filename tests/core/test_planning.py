@@ -346,6 +346,23 @@ def test_a_survivor_that_falls_silent_while_a_joiner_copies_is_named_too(synced:
     assert after.rejected == after.late == ()
 
 
+@pytest.mark.parametrize("phase", [Phase.SYNC, Phase.RESUME])
+def test_a_former_holder_that_ends_once_all_are_synced_costs_nothing(phase: Phase) -> None:
+    """It was a witness, since it held the state of a rank, such as the leaver of a dropped move."""
+    scene = Scene(2)
+    plan = scene.fails("h1")
+    new = plan.new.replaced({1: values.member("s0")}, plan.new.epoch)
+    witnesses = (*plan.witnesses, values.member("x"))
+    plan = structs.replace(plan, phase=phase, resume=STEP, new=new, witnesses=witnesses)
+    members = new if phase is Phase.RESUME else scene.record.membership
+    scene.record = structs.replace(scene.record, plan=plan, membership=members)
+    scene.exit("x", 1)
+    after = live(steered(scene, failed("x")))
+
+    assert (after == plan) is (phase is Phase.RESUME)
+    assert (values.worker("x") in after.dead) is (phase is Phase.SYNC)
+
+
 def test_a_joiner_that_does_not_sync_in_time_is_last_in_line_then() -> None:
     """One that refused is out of it."""
     scene = Scene(2, standbys=2)

@@ -234,8 +234,9 @@ def test_a_planned_move_records_its_choice():
     assert [line.split(":")[0] for line in plan.choice] == ["rank 0", "not h3/job/0.a"]
 
 
-def recovering(*hosts, replicas=(0, 1), **changes):
-    """The record after a loss of one of two ranks that are replicas; ``hosts`` have standbys."""
+def recovering(*hosts, replicas=(0, 1), beside=(), **changes):
+    """The record after a loss of one of two ranks that are replicas; ``hosts`` have standbys, and
+    the workers ``beside`` are on the host of the survivor, ``h4``."""
     members = (*RECORD.membership.members, member("h4"))
     record = structs.replace(RECORD, world_size=2, membership=Membership(1, members))
     wish = Verdict("job", "h1/job/0.a", Urgency.FAILED, "c", "r")
@@ -244,7 +245,7 @@ def recovering(*hosts, replicas=(0, 1), **changes):
         survivor, world_size=2, rank=1, epoch=1, step=5, replicas=replicas, plan="job-2"
     )
     dead = HostStatus("h1", "i", exits=(Exit("h1/job/0.a", "job", -9, 0.0),))
-    cluster = view(dead, HostStatus("h4", "i", workers=(survivor,)), *hosts, **changes)
+    cluster = view(dead, HostStatus("h4", "i", workers=(survivor, *beside)), *hosts, **changes)
     opened = steer(record, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits())
     return steer(opened, cluster, [wish], now=0.0, age=PlanLimits().settle_s, limits=PlanLimits())
 
@@ -296,6 +297,24 @@ def test_a_job_waits_for_a_state_that_only_a_drained_standby_has():
     )
     assert given_back.plan.phase is Phase.SYNC
     assert gone.state is JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    "drain", [DrainRequest("h4", "r", soft=True), DrainRequest("h4", "r", reserve=True)]
+)
+def test_a_job_waits_for_a_state_on_a_host_from_which_a_rank_is_to_move(drain):
+    """Until the rank has left, also a milder drain keeps the standby there from another rank."""
+    follows = ShadowStatus(rank=0, copied=1.0, verified=5)
+    keeper = worker_status("h4/job/1.a", activity=Activity.STANDBY)
+    keeper = structs.replace(keeper, world_size=2, shadow=follows, step=5)
+    held = recovering(beside=(keeper,), replicas=(1,), drains=(drain,))
+    given_back = recovering(beside=(keeper,), replicas=(1,))
+
+    assert held.state is JobState.RUNNING
+    assert held.detail.startswith(
+        "only h4/job/1.a has the state of rank 0, and its host is drained"
+    )
+    assert given_back.plan.phase is Phase.SYNC
 
 
 def test_a_job_that_cannot_form_because_of_a_drain_says_so():

@@ -10,7 +10,7 @@ snapshot (:mod:`tmd.core.planning.rollback`). Without a standby a survivor may a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
@@ -19,7 +19,7 @@ from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transitio
 from tmd.core.planning.plan_history import shortened
 from tmd.core.planning.rollback import Cast, cast_back, newest_of
 from tmd.core.planning.standby_reasons import shortfall, the_first
-from tmd.core.planning.standbys import assigned, barred, line
+from tmd.core.planning.standbys import DRAINED, assigned, line
 from tmd.core.values.checkpoints import advice
 from tmd.core.values.model import (
     Activity,
@@ -108,8 +108,10 @@ def reopened(
     late: Sequence[str] = (),
 ) -> JobRecord:
     """Return to RECOVER, without the ``rejected`` joiners and with the ``late`` ones last."""
+    joiners = [m for m in plan.new.members if m.worker not in (*rejected, *late)]
     plan = structs.replace(
         transition(plan, event, now, reason),
+        witnesses=_with_joiners(plan, joiners),
         rejected=tuple(dict.fromkeys((*plan.rejected, *rejected))),
         late=tuple(dict.fromkeys((*plan.late, *late))),
         moves=_open_moves(record, plan.dead),
@@ -268,16 +270,19 @@ def _extended(
         # It was opened for a broken link, whose cause is known now.
         plan = structs.replace(plan, cause=cause, reason=reason)
     named = tuple(dict.fromkeys((*plan.dead, *dead)))
-    # A synced joiner holds a state, so it must halt as well.
-    witnesses = tuple(dict.fromkeys((*plan.witnesses, *plan.new.members)))
     plan = structs.replace(
         transition(plan, PlanEvent.MEMBER_LOST, now),
         dead=named,
-        witnesses=witnesses,
+        witnesses=_with_joiners(plan, plan.new.members),
         moves=_open_moves(record, named),
         resume=None,
     )
     return structs.replace(record, plan=plan)
+
+
+def _with_joiners(plan: MigrationPlan, members: Iterable[Member]) -> tuple[Member, ...]:
+    """Witnesses and ``members`` of the new epoch: a synced joiner holds a state, and must halt."""
+    return tuple(dict.fromkeys((*plan.witnesses, *members)))
 
 
 def _open_moves(record: JobRecord, dead: Sequence[str]) -> tuple[Move, ...]:
@@ -361,9 +366,9 @@ def _shadow(rank: int, spare: Sequence[Member], facts: PlanFacts, resume: int) -
 def _kept_by_drained(record: JobRecord, facts: PlanFacts, ranks: Sequence[int], resume: int) -> str:
     """Why the plan waits: a standby on a drained host has the state of one of ``ranks``. Empty if
     none has."""
-    drained = barred(facts.view)
     for standby in line(facts.view, record, facts):
-        if standby.member.host not in drained or facts.failing(standby.member.worker):
+        drained = standby.refusal == DRAINED.format(standby.member.host)
+        if not drained or facts.failing(standby.member.worker):
             continue
         for rank in ranks:
             if _shadow(rank, [standby.member], facts, resume) is not None:

@@ -325,8 +325,8 @@ class JobRecord(Struct, frozen=True):
     @property
     def holders(self) -> tuple[Member, ...]:
         """Members, and workers that may hold the state of a rank in the current failover."""
-        plan = self.plan
-        recovers = plan is not None and plan.kind is PlanKind.FAILOVER and plan.phase not in FINAL
+        # In later phases of a failover all ranks have new holders. Only a failover recovers.
+        recovers = self.plan is not None and self.plan.phase in (Phase.RECOVER, Phase.SYNC)
         return self.parties if recovers else self.membership.members
 
     def served(self, request: DrainRequest) -> bool:
