@@ -57,6 +57,8 @@ class Show(Source):
         while not self.ear.of(Boundary):
             assert not self.shown.over
             self.pause(lambda: bool(self.ear.of(Boundary)))
+            # On a busy machine steps would pile up before the joiner has read one.
+            self.ear.until(lambda: self.shown.over or not self.shown._outbox._queue)
 
     def until_over(self, act: Callable[[], object]) -> int:
         """Repeat an action until the joiner is dropped; returns the number of repeats."""
