@@ -15,9 +15,10 @@ from typing import Any
 def as_ctrl_c() -> Iterator[None]:
     """Let each such signal act as SIGINT, so that everything that was begun is ended in order."""
     previous = _handled()
-    del previous[signal.SIGINT]
     for number in previous:
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+    # A shell starts a command in the background with SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
