@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tmd.core.planning.directives import Directive, HoldState, ShadowRank, Sync
+from tmd.core.planning.directives import Directive, Hold, HoldState, ShadowRank, Sync
 from tmd.trainer.session.hooks import Interrupted
 from tmd.trainer.shadow.receiver import ShadowLost
 from tmd.trainer.shadow.session import ShadowSession
@@ -44,8 +44,8 @@ def wait_for_outcome(driver: ShadowDriver, agent: Agent, reporter: StatusReporte
         return False
     driver.report_standing_by(following, undecided=True)
     directive = agent.wait_a_while(lambda d: d != following.directive, NEWS_S)
-    if isinstance(directive, HoldState):
-        directive = agent.wait_until(lambda d: not isinstance(d, HoldState))
+    if isinstance(directive, Hold | HoldState):  # the former if it was chosen, and another is lost
+        directive = agent.wait_until(lambda d: not isinstance(d, Hold | HoldState))
     if isinstance(directive, Sync) and directive.resume == following.step + 1:
         following.stands_in = True
         return True
