@@ -82,6 +82,24 @@ def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number() -> None:
             link.close()
 
 
+def test_callers_for_a_purpose_that_is_fulfilled_do_not_wait() -> None:
+    """Neither one that has called before, nor one that calls later."""
+    with circle(2) as pair:
+        here, there = pair.fabrics
+        before = here.connect(member(there), "state", timeout=5)
+        other = here.connect(member(there), "shadow", timeout=5)
+        Facts().until(lambda: len(there.raw._parked) == 2)
+        there.raw.decline("state")
+        later = here.connect(member(there), "state", timeout=5)
+        for link in (before, later):
+            with pytest.raises(LinkError):
+                link.recv_frame(10)
+            link.close()
+        found = there.accept("shadow", timeout=5)
+        found.close()
+        other.close()
+
+
 def test_raw_links_whose_callers_have_hung_up_are_dropped() -> None:
     """A purpose that nobody expects any more may be called under ever new names."""
     with circle(2) as pair:
@@ -89,8 +107,8 @@ def test_raw_links_whose_callers_have_hung_up_are_dropped() -> None:
         for n in range(5):
             here.connect(member(there), f"dropped-{n}", timeout=5).close()
         kept = here.connect(member(there), "kept", timeout=5)
-        Facts().until(lambda: "kept" in there._raw._parked)
-        assert list(there._raw._parked) == ["kept"]
+        Facts().until(lambda: "kept" in there.raw._parked)
+        assert list(there.raw._parked) == ["kept"]
         kept.close()
 
 

@@ -10,6 +10,7 @@ job runs, the first word of its line in ``orders``.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
@@ -89,7 +90,9 @@ class Injector:
         self._flips: ArmedFault | None = None
         self._cuts = False
         self._link: tmd.fabric.Link | None = None
-        """Is about to carry the state of a rank."""
+        """Is about to carry the state of a rank, or has."""
+        self._has_sent: tmd.fabric.Link | None = None
+        """Has carried it, but for the answer of the joiner."""
         self._paced: ArmedFault | None = None
         self._broadcasts = (-1, 0)
         """The current step, and the number of its broadcasts so far."""
@@ -112,6 +115,7 @@ class Injector:
         _before(StateTransfer, "_meet", lambda *_: self.reach("prepared"))
         _before(stream, "receive_tensors", lambda *_: self.reach("receiving"))
         _before(stream, "send_tensors", self._sending_state)
+        _before(stream, "_expect_go", self._awaiting_answer)
         _before(Units, "place", lambda *_: self.reach("copying"))
         _before(ShadowSession, "_follow", lambda *_: self.reach("tail"))
         _before(PlannedSession, "_report_step", lambda *_: self.reach("following"))
@@ -223,7 +227,18 @@ class Injector:
     def _sending_state(self, link: tmd.fabric.Link, *_: object) -> None:
         self._link = link
         self.reach("sending")
-        self._link = None
+        self._link, self._has_sent = None, link
+
+    def _awaiting_answer(self, link: tmd.fabric.Link) -> None:
+        """The joiner has the state, has said so, and has closed the link. An earlier answer is to
+        the header."""
+        if link is self._has_sent:
+            self._link, self._has_sent = link, None
+            closed = select.poll()
+            closed.register(link.sock, select.POLLRDHUP)
+            closed.poll()
+            self.reach("sent")
+            self._link = None
 
     def _sending(self, link: object, envelope: frames.Envelope, *_: object) -> None:
         """A frame is about to be sent: the second unit of a snapshot, which is its middle, or what

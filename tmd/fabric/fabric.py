@@ -54,8 +54,8 @@ class Fabric:
         self.step = UnfinishedStep(self._groups, self.calls)
         self._rank_in_torch: int | None = None
         self._caller = Caller(worker, key, patience_s)
-        self._raw = RawLinks()
-        self._admission = Admission(self._raw, self.counters)
+        self.raw = RawLinks()
+        self._admission = Admission(self.raw, self.counters)
         self._ahead = LinksAhead(self._caller, self._admission)
         self._control = Control()
         self._watch = LinkWatch(lambda: self.standing)
@@ -342,7 +342,7 @@ class Fabric:
         self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
     ) -> Link:
         """The accepting side of :meth:`connect`. Raises LinkError. The caller closes the link."""
-        return self._raw.accept(purpose, timeout=timeout, cancel=cancel)
+        return self.raw.accept(purpose, timeout=timeout, cancel=cancel)
 
     def refusal(self, member: Member, *, timeout: float) -> str:
         """Why ``member`` refuses links of this worker; empty if it does not, or does not answer."""
@@ -396,4 +396,4 @@ class Fabric:
         if standing is not None:
             standing.close()
         self._admission.discard_all()
-        self._raw.close()
+        self.raw.close()

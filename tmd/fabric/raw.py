@@ -32,14 +32,23 @@ class RawLinks:
         self._arrived = threading.Condition()
         self._parked: dict[str, deque[Link]] = {}
         """By purpose, the oldest first."""
+        self._declined: deque[str] = deque(maxlen=PARKED)
+        """Purposes that are fulfilled."""
         self._unswept = 0
         self._closed = False
+
+    def decline(self, purpose: str) -> None:
+        """Drop all links for ``purpose``, also later ones: their callers shall not wait."""
+        with self._arrived:
+            self._declined.append(purpose)
+            for link in list(self._parked.get(purpose, ())):
+                self._drop(purpose, link)
 
     def park(self, purpose: str, link: Link) -> None:
         """Keep ``link`` until it is accepted. Those whose callers have hung up are dropped, and the
         oldest beyond a limit."""
         with self._arrived:
-            if self._closed:
+            if self._closed or purpose in self._declined:
                 return link.close()
             self._unswept += 1
             if self._count() <= SWEPT or self._unswept >= SWEPT:

@@ -20,7 +20,7 @@ from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.protocol.take_over import Takeover, state_purpose
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.shadow.receiver import ask
 from tmd.trainer.snapshots.snapshots import Snapshots
@@ -374,6 +374,8 @@ class RankMigration:
         obstacle = self._tried(takeover.directive, attempt)
         if obstacle is None:
             self._await(None)
+            # The source may not know, and call again.
+            self._fabric.raw.decline(state_purpose(takeover.directive, takeover.rank))
         return obstacle
 
     def _tried(
