@@ -6,7 +6,6 @@ from msgspec import structs
 from tests import values
 from tests.core.clusters import STEP, Scene
 from tmd.core.planning import failover
-from tmd.core.planning.directives import Hold, directive_of
 from tmd.core.planning.migration import TABLE, PlanEvent, PlanFacts
 from tmd.core.planning.planning import steer
 from tmd.core.values.errors import IllegalTransition
@@ -215,22 +214,6 @@ def test_a_reopened_plan_remembers_who_failed_and_who_was_late() -> None:
     assert (live(after).phase, live(after).resume) == (Phase.RECOVER, None)
     assert (live(after).rejected, live(after).late) == (("a", "c"), ("b", "d"))
     assert [m.joiner for m in live(after).moves] == [None]
-
-
-def test_a_synced_joiner_keeps_its_state_when_another_joiner_is_lost() -> None:
-    """It halts as a witness does. It may have the only copy, as a standby that has shadowed it."""
-    scene = Scene(3)
-    plan = scene.fails("h1", "h2")
-    joiners = values.member("s0"), values.member("s1")
-    new = plan.new.replaced({1: joiners[0], 2: joiners[1]}, 2)
-    plan = structs.replace(plan, phase=Phase.SYNC, resume=STEP, new=new)
-    lost = {"rejected": (joiners[1].worker,)}, {"late": (joiners[1].worker,)}
-    for how in lost:
-        after = failover.reopened(scene.record, plan, PlanEvent.JOINER_LOST, "x", 9.0, **how)
-
-        assert joiners[0] in live(after).witnesses
-        assert joiners[1] not in live(after).witnesses
-        assert isinstance(directive_of(after, joiners[0].worker), Hold)
 
 
 # --- settling -------------------------------------------------------------------------------------

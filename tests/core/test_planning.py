@@ -324,28 +324,6 @@ def test_a_witness_that_stays_silent_is_named_too() -> None:
     assert after.dead == (values.worker("h1"), values.worker("h2"))
 
 
-@pytest.mark.parametrize("synced", [False, True])
-def test_a_survivor_that_falls_silent_while_a_joiner_copies_is_named_too(synced: bool) -> None:
-    """Nothing else would tell of it before the deadline: its peers wait for the leader alone."""
-    scene = Scene(3, standbys=2)
-    scene.fails("h1")
-    for host in ("h0", "h2"):
-        scene.halts(host)
-    scene.record = steered(scene)
-    plan = live(scene.record)
-    if synced:
-        scene.says("h0", Activity.SYNCED, rank=0, epoch=plan.new.epoch, step=STEP, plan=plan.id)
-    scene.silent.add("h2")
-    before = steered(scene, age=LIMITS.silent_s)
-    scene.record = steered(scene, age=LIMITS.silent_s + 0.1)
-    after = live(scene.record)
-
-    assert plan.phase is Phase.SYNC
-    assert live(before) == plan
-    assert (after.phase, after.dead) == (Phase.RECOVER, (values.worker("h1"), values.worker("h2")))
-    assert after.rejected == after.late == ()
-
-
 @pytest.mark.parametrize("phase", [Phase.SYNC, Phase.RESUME])
 def test_a_former_holder_that_ends_once_all_are_synced_costs_nothing(phase: Phase) -> None:
     """It was a witness, since it held the state of a rank, such as the leaver of a dropped move."""

@@ -10,7 +10,7 @@ snapshot (:mod:`tmd.core.planning.rollback`). Without a standby a survivor may a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -108,10 +108,8 @@ def reopened(
     late: Sequence[str] = (),
 ) -> JobRecord:
     """Return to RECOVER, without the ``rejected`` joiners and with the ``late`` ones last."""
-    joiners = [m for m in plan.new.members if m.worker not in (*rejected, *late)]
     plan = structs.replace(
         transition(plan, event, now, reason),
-        witnesses=_with_joiners(plan, joiners),
         rejected=tuple(dict.fromkeys((*plan.rejected, *rejected))),
         late=tuple(dict.fromkeys((*plan.late, *late))),
         moves=_open_moves(record, plan.dead),
@@ -251,13 +249,6 @@ def unheard(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
     return silent if halted else ()
 
 
-def unheard_survivors(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
-    """Members of the new epoch without a report that have not ended and take no new rank."""
-    joiners = {move.joiner for move in plan.moves}
-    members = [m.worker for m in dict.fromkeys(plan.new.members) if m not in joiners]
-    return tuple(w for w in members if w not in facts.status and not facts.has_ended(w))
-
-
 def _extended(
     record: JobRecord,
     plan: MigrationPlan,
@@ -273,16 +264,12 @@ def _extended(
     plan = structs.replace(
         transition(plan, PlanEvent.MEMBER_LOST, now),
         dead=named,
-        witnesses=_with_joiners(plan, plan.new.members),
+        # A synced joiner holds a state, so it must halt as well.
+        witnesses=tuple(dict.fromkeys((*plan.witnesses, *plan.new.members))),
         moves=_open_moves(record, named),
         resume=None,
     )
     return structs.replace(record, plan=plan)
-
-
-def _with_joiners(plan: MigrationPlan, members: Iterable[Member]) -> tuple[Member, ...]:
-    """Witnesses and ``members`` of the new epoch: a synced joiner holds a state, and must halt."""
-    return tuple(dict.fromkeys((*plan.witnesses, *members)))
 
 
 def _open_moves(record: JobRecord, dead: Sequence[str]) -> tuple[Move, ...]:

@@ -35,6 +35,7 @@ from tmd.core.planning.migration import (
 from tmd.core.planning.planned_moves import grown, planned
 from tmd.core.planning.standby_reasons import reasons, the_first
 from tmd.core.planning.standbys import candidates, dismissed
+from tmd.core.planning.sync_losses import silent_survivors, witnesses
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -237,7 +238,7 @@ def _moved_on(
     if plan.phase is Phase.RECOVER:
         return _recovering(record, plan, view, facts, age, limits, now)
     if plan.phase is Phase.SYNC:
-        silent = failover.unheard_survivors(plan, facts)
+        silent = silent_survivors(record, plan, facts)
         if extended := _without_silent(record, plan, silent, facts, age, limits, now):
             return extended
     happened = planned_event(plan, facts, age, limits) or failover_event(plan, facts, age, limits)
@@ -248,6 +249,7 @@ def _moved_on(
         rejected, late = _dropped(plan, facts, age, limits)
         if not (rejected or late):
             late = _unsynced(plan, facts)
+        plan = structs.replace(plan, witnesses=witnesses(plan, facts, rejected))
         return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
     if event is PlanEvent.JOINERS_READY:
         plan = structs.replace(plan, how=how_prepared(plan, facts))
