@@ -209,6 +209,71 @@ def test_a_monitored_value_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatc
         fit(small(), limit_val_batches=0, **stop)
 
 
+def test_a_value_in_the_name_of_a_checkpoint_moves_with_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a worker that takes rank 0 before it saves would write a file of another name."""
+    import lightning.pytorch as pl
+
+    saves = callbacks("ModelCheckpoint", dirpath=tmp_path, filename="{epoch}-{loss:.2f}")
+    module = small(sync_dist=True)
+    progress = fit(module, **saves()).fit_loop.progress
+    (file,) = tmp_path.iterdir()
+    dist.destroy_process_group()
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
+
+    assert progress.state_dict()["metrics"]["loss"]["tensor"] == module.losses[-1]
+    assert file.name == f"epoch=0-loss={module.losses[-1]:.2f}.ckpt"
+    with pytest.raises(Exception, match=r"a file name with {loss}: log it with sync_dist=True"):
+        fit(small(), limit_val_batches=0, **saves())
+
+
+def test_a_checkpoint_that_is_saved_in_a_step_is_of_that_moment(tmp_path: Path) -> None:
+    """It is written after the step, which changes the parameters."""
+    from lightning.pytorch.callbacks import Callback
+
+    seen: list[dict[str, Tensor]] = []
+
+    class Saves(Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+            seen.append({name: t.clone() for name, t in module.state_dict().items()})
+            trainer.save_checkpoint(tmp_path / f"{len(seen)}.ckpt")
+
+    fit(small(), callbacks=[Saves()])
+    files = [torch.load(tmp_path / f"{n}.ckpt")["state_dict"] for n in range(1, len(seen) + 1)]
+
+    assert len(seen) == 6
+    assert all(
+        torch.equal(file[name], before[name])
+        for file, before in zip(files, seen, strict=True)
+        for name in before
+    )
+    assert not torch.equal(seen[0]["net.0.weight"], seen[-1]["net.0.weight"])
+
+
+def test_a_callback_whose_state_was_empty_is_empty_again_after_a_step_that_broke() -> None:
+    from lightning.pytorch.callbacks import Callback
+
+    class Counts(Callback):
+        def __init__(self) -> None:
+            self.counts: dict[str, int] = {}
+
+        def state_dict(self) -> dict[str, int]:
+            return dict(self.counts)
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.counts = dict(state_dict)
+
+    counts = Counts()
+    progress = fit(small(), callbacks=[counts, Callback()]).fit_loop.progress
+    before = progress.state_dict()
+    counts.counts["steps"] = 1
+    progress.load_state_dict(before)
+
+    assert list(before["callbacks"].values()) == [{}]
+    assert counts.counts == {}
+
+
 def scored(*, loaders: bool, **logged: Any) -> pl.LightningModule:
     """A module that logs ``score`` in validation with the arguments ``logged``; if ``loaders``, it
     has several validation loaders."""

@@ -171,6 +171,25 @@ def test_a_job_without_tmd_is_resumed_and_then_goes_on_from_its_session(tmp_path
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(240)  # three jobs, one after the other
+def test_a_streamed_job_is_resumed_after_its_first_pass_as_it_is_without_tmd(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint covers more than a pass, and transformers goes on with the next one."""
+    need("transformers")
+    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 5}
+    train("theirs", "stream", tmp_path / "ours", stop=6, **saves)
+    shutil.copytree(tmp_path / "ours", tmp_path / "theirs")
+    found = {
+        whose: train(whose, "stream", tmp_path / whose, resume=True, **saves)
+        for whose in ("theirs", "ours")
+    }
+
+    assert [facts[0]["step"] for facts in found.values()] == [12, 12]
+    assert found["ours"][0]["weights"] == found["theirs"][0]["weights"]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [{"save_strategy": "no"}, {}], ids=["without saves", "with saves"])
 def test_the_newest_of_no_checkpoints_is_the_beginning(
     more: dict[str, Any], tmp_path: Path
@@ -225,6 +244,21 @@ except TypeError as error:
     print("refused:", error)
 from tmd.integrations.transformers.wrapping import refuse_unwrapped
 
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForLanguageModeling
+from tmd.integrations.transformers.data import refuse_data
+
+class Tokenizer:
+    mask_token = "m"
+
+for seed, processes in ((None, 0), (7, 2), (7, 0)):
+    masked = DataCollatorForLanguageModeling(Tokenizer(), seed=seed)
+    args = TrainingArguments(folder, use_cpu=True, dataloader_num_workers=processes)
+    try:
+        refuse_data(DataLoader([1], collate_fn=masked), args)
+    except ValueError as error:
+        print("refused:", error, processes)
+
 refuse_unwrapped(model, 1)
 try:
     refuse_unwrapped(model, 2)
@@ -278,7 +312,7 @@ def refusals() -> list[str]:
 def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
     assert "import TrainingArguments from tmd.integrations.transformers" in refusals[0]
     for line, name in zip(
-        refusals[1:-4],
+        refusals[1:-5],
         (
             "auto_find_batch_size",
             "eval_on_start",
@@ -295,6 +329,14 @@ def test_what_it_cannot_repeat_is_refused_by_name(refusals: list[str]) -> None:
         strict=True,
     ):
         assert name in line
+
+
+def test_a_collator_with_a_generator_of_its_own_is_refused(refusals: list[str]) -> None:
+    """A joiner would mask other words than the rank does."""
+    (refusal,) = [line for line in refusals if "Collator" in line]
+
+    assert "DataCollatorForLanguageModeling(seed=7): leave it out" in refusal
+    assert refusal.endswith(" 0")
 
 
 def test_a_model_whose_gradients_nothing_sums_is_refused(refusals: list[str]) -> None:

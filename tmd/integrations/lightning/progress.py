@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
@@ -67,14 +67,14 @@ class LoopProgress:
     def state_dict(self) -> dict[str, Any]:
         loops = self._loop.state_dict()
         loops["state_dict"] = {}  # of loaders, whose position is the session's
-        own = (c for c in self._trainer.callbacks if id(c) not in self._named)
+        # Also one whose state is empty now: it may have had another one in a step that broke.
+        own = (c for c in self._trainer.callbacks if id(c) not in self._named and _has_state(c))
         callbacks = {c.state_key: _state_of(c) for c in own}
         return {
             "loops": loops,
             "callbacks": {
                 key: _plain(value, partial(self._warn_of_large, key))
                 for key, value in callbacks.items()
-                if value
             },
             "metrics": _plain(self._metrics),
             "pending": self.pending,
@@ -113,6 +113,10 @@ class LoopProgress:
         self.pending, self.last = state["pending"], state["last"]
         self.runs = state.get("runs", 0)  # not in checkpoints of 0.1.0
         self._trainer.should_stop = state["should_stop"]
+
+
+def _has_state(callback: Callback) -> bool:
+    return type(callback).state_dict is not Callback.state_dict
 
 
 def _state_of(callback: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from math import inf, lcm
 from typing import Any
@@ -226,10 +227,17 @@ def refuse_logged(loop: _TrainingEpochLoop) -> None:
 
 
 def monitors(trainer: Trainer) -> set[str]:
-    """Names of the metrics that callbacks and schedulers decide on."""
+    """Names of the metrics that callbacks and schedulers decide on, and of those in the names of
+    checkpoints."""
     found = {getattr(c, "monitor", None) for c in trainer.callbacks}
     found |= {c.monitor for c in trainer.lr_scheduler_configs if c.reduce_on_plateau}
-    return {name for name in found if isinstance(name, str)}
+    return {name for name in found if isinstance(name, str)} | _in_file_names(trainer)
+
+
+def _in_file_names(trainer: Trainer) -> set[str]:
+    saving = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
+    texts = [text for c in saving for text in (c.filename, c.CHECKPOINT_NAME_LAST) if text]
+    return {name for text in texts for name in re.findall(r"\{(.*?)[:}]", text)}
 
 
 def callback_keys(results: _ResultCollection, metric: _ResultMetric) -> set[str]:
@@ -241,11 +249,13 @@ def callback_keys(results: _ResultCollection, metric: _ResultMetric) -> set[str]
 
 def refuse_unreduced(trainer: Trainer, results: _ResultCollection) -> None:
     """Refuse a decision on a value that each rank has for itself."""
-    monitored = monitors(trainer)
+    monitored, in_files = monitors(trainer), _in_file_names(trainer)
     for metric in results.values():
         alone = metric.is_tensor and not metric.meta.sync.should and trainer.world_size > 1
         if alone and (found := monitored & callback_keys(results, metric)):
-            _raise(f"monitor={min(found)!r}: log it with sync_dist=True")
+            own = min(found)
+            place = f"a file name with {{{own}}}" if own in in_files else f"monitor={own!r}"
+            _raise(f"{place}: log it with sync_dist=True")
 
 
 def _raise(reason: str) -> None:

@@ -30,6 +30,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
+from lightning_utilities.core.apply_func import apply_to_collection
 
 import tmd.trainer
 from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
@@ -86,6 +87,7 @@ class TmdStrategy(DDPStrategy):
         """What is held back; ``None`` while nothing is."""
         self._unusable: list[Any] = []
         """Loggers that cannot be used on this worker."""
+        self._in_step = False
         self._will_exist: dict[str, bool] = {}
         """Path of each checkpoint whose write or removal is held back -> whether it is written."""
         self._began = self._leaves = self._writes = False
@@ -237,6 +239,9 @@ class TmdStrategy(DDPStrategy):
 
     def save_checkpoint(self, checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         save = super().save_checkpoint
+        if self._in_step and self.is_global_zero:
+            # It is written after the step, in which the optimizer changes the tensors.
+            checkpoint = apply_to_collection(checkpoint, torch.Tensor, _copied)
         self._do(partial(save, checkpoint, filepath, *args, **kwargs), filepath, written=True)
 
     def remove_checkpoint(self, filepath: Any) -> None:
@@ -255,9 +260,10 @@ class TmdStrategy(DDPStrategy):
         return ask(filepath, trainer) if known is None else known
 
     @contextmanager
-    def held(self) -> Iterator[list[Effect]]:
+    def held(self, *, in_step: bool = False) -> Iterator[list[Effect]]:
         """Hold back what is logged, saved or removed in this context; yields the list of it."""
         loggers, self._effects, self._will_exist = self._trainer.loggers, [], {}
+        self._in_step = in_step
         self._trainer.loggers = [
             HeldLogger(each, self._effects, self._unusable) for each in loggers
         ]
@@ -265,6 +271,11 @@ class TmdStrategy(DDPStrategy):
             yield self._effects
         finally:
             self._trainer.loggers, self._effects, self._will_exist = loggers, None, {}
+            self._in_step = False
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _hyperparameters(trainer: pl.Trainer) -> dict[str, Any]:

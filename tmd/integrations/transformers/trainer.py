@@ -237,7 +237,7 @@ class Trainer(SavingTrainer):
             self._measure_all()  # runs only if a rank was lost in it, after the loop
         elif self._progress.is_past(epoch):
             pass  # the rank taken over is still on its way to the epoch in which training began
-        elif self._progress.values["epoch"] != epoch:
+        elif self._progress.values["epoch"] != epoch and not self._progress.left_out(epoch):
             log.warning("epoch %d has no batch: training ends", epoch)
             self.control.should_training_stop = True
         elif not self._ends:
