@@ -85,8 +85,7 @@ def play(
     command = repeat_command((*(files or ()), *words), only or (), seed, rounds)
     console.print(f"[dim]{escape(command)}[/]")
     try:
-        with as_ctrl_c():
-            outcome = asyncio.run(_watched(stories, console, release))
+        outcome = _played(stories, console, release)
     except KeyboardInterrupt:
         console.print("interrupted; all processes of the campaign have ended")
         raise typer.Exit(INTERRUPTED) from None
@@ -178,6 +177,13 @@ class Asked(NamedTuple):
         named = next((f for f in self.files if Path(f).stem == story), story)
         only = (scenario,) if scenario else self.only
         return repeat_command((named, *self.words), only, self.seed, 0)
+
+
+@as_ctrl_c()
+def _played(
+    stories: Sequence[Story], console: Console, other: OtherRelease | None
+) -> CampaignOutcome:
+    return asyncio.run(_watched(stories, console, other))
 
 
 async def _watched(
