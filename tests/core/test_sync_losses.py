@@ -16,9 +16,11 @@ ALL = (0, 1, 2)
 LATE_S = LIMITS.silent_s + 0.1
 
 
-def copying(size: int = 3, *, dead: tuple[str, ...] = ("h1",), **survivor: object) -> Scene:
+def copying(
+    size: int = 3, *, dead: tuple[str, ...] = ("h1",), standbys: int = 2, **survivor: object
+) -> Scene:
     """Standbys copy the states of the lost ranks. ``survivor``: what each survivor reports."""
-    scene = Scene(size, standbys=2)
+    scene = Scene(size, standbys=standbys)
     scene.fails(*dead)
     left = [host for host in scene.ranks if host not in dead]
     for host in left:
@@ -57,6 +59,36 @@ def test_a_silent_survivor_is_named_too_if_others_have_its_state() -> None:
     assert after.rejected == after.late == ()
 
 
+def test_a_silent_survivor_is_waited_for_if_no_standby_could_take_its_rank() -> None:
+    """The job would stand in any case, and its worker may be well."""
+    scene = copying(standbys=1)
+    scene.silent.add("h2")
+
+    assert steered(scene, age=LATE_S) is scene.record
+
+
+def test_the_hot_standby_of_a_silent_survivor_takes_its_rank() -> None:
+    """Each state exists once."""
+    scene = Scene(3, standbys=2)
+    scene.fails("h1")
+    for rank in (0, 2):
+        scene.halts(f"h{rank}", replicas=(rank,))
+    for number, rank in enumerate((1, 2)):
+        shadow = ShadowStatus(rank, 1.0, verified=STEP)
+        scene.says(f"s{number}", Activity.STANDBY, shadow=shadow, step=STEP)
+    scene.record = steered(scene)
+    plan = live(scene.record)
+    for rank in (0, 2):
+        says = {"rank": rank, "epoch": plan.new.epoch, "step": STEP, "plan": plan.id}
+        scene.says(f"h{rank}", Activity.SYNCED, **says, replicas=(rank,))
+    joins(scene, "s0", Activity.SYNCED, replicas=(1,))
+    scene.silent.add("h2")
+    after = live(steered(scene, age=LATE_S))
+
+    assert plan.phase is Phase.SYNC
+    assert after.dead == (values.worker("h1"), values.worker("h2"))
+
+
 @pytest.mark.parametrize(
     ("kept", "named"), [((), False), (tuple(Kept(rank, STEP - 2) for rank in ALL), True)]
 )
@@ -65,7 +97,8 @@ def test_a_silent_survivor_with_the_only_copy_is_waited_for(
 ) -> None:
     """Its worker may be well, while its daemon is not. A snapshot would do as well."""
     scene = copying(3, dead=("h0",), replicas=(0, 2), kept=kept)
-    scene.says("h1", Activity.SYNCED, rank=1, epoch=2, step=STEP, replicas=(1,), kept=kept)
+    says = {"rank": 1, "epoch": 2, "step": STEP, "plan": live(scene.record).id}
+    scene.says("h1", Activity.SYNCED, **says, replicas=(1,), kept=kept)
     scene.silent.add("h2")  # the only one that has the state of rank 0, and its own
     after = steered(scene, age=LATE_S)
 

@@ -95,9 +95,11 @@ def test_callers_for_a_purpose_that_is_fulfilled_do_not_wait() -> None:
             with pytest.raises(LinkError):
                 link.recv_frame(10)
             link.close()
-        found = there.accept("shadow", timeout=5)
-        found.close()
-        other.close()
+        there.raw.decline_none()
+        again = here.connect(member(there), "state", timeout=5)
+        found = [there.accept(name, timeout=5) for name in ("shadow", "state")]
+        for link in (*found, other, again):
+            link.close()
 
 
 def test_raw_links_whose_callers_have_hung_up_are_dropped() -> None:

@@ -38,11 +38,17 @@ class RawLinks:
         self._closed = False
 
     def decline(self, purpose: str) -> None:
-        """Drop all links for ``purpose``, also later ones: their callers shall not wait."""
+        """Drop all links for ``purpose``, also later ones until :meth:`decline_none`: their callers
+        shall not wait."""
         with self._arrived:
             self._declined.append(purpose)
             for link in list(self._parked.get(purpose, ())):
                 self._drop(purpose, link)
+
+    def decline_none(self) -> None:
+        """Keep links for every purpose again."""
+        with self._arrived:
+            self._declined.clear()
 
     def park(self, purpose: str, link: Link) -> None:
         """Keep ``link`` until it is accepted. Those whose callers have hung up are dropped, and the

@@ -238,7 +238,7 @@ def _moved_on(
     if plan.phase is Phase.RECOVER:
         return _recovering(record, plan, view, facts, age, limits, now)
     if plan.phase is Phase.SYNC:
-        silent = silent_survivors(record, plan, facts)
+        silent = silent_survivors(record, plan, view, facts)
         if extended := _without_silent(record, plan, silent, facts, age, limits, now):
             return extended
     happened = planned_event(plan, facts, age, limits) or failover_event(plan, facts, age, limits)

@@ -25,7 +25,7 @@ from tmd.core.values.model import Activity
 from tmd.core.worker.broken_step import Place, reruns
 from tmd.core.worker.responses import Response
 from tmd.trainer.protocol.step_vote import exchange
-from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.protocol.take_over import Takeover, state_purpose
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
@@ -270,6 +270,8 @@ class Continuation:
         # The directive may have changed before there was anything to cancel.
         if (present := self._agent.directive) is not None:
             transfer.cancel_unless(present)
+        # The source may have to begin the step again, and call all its joiners for that.
+        self._fabric.raw.decline(state_purpose(directive, directive.rank))
         return takeover.wanted(present)
 
     # --- both ----------------------------------------------------------------------------------

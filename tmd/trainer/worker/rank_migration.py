@@ -341,6 +341,7 @@ class RankMigration:
             self._await(None)
         self._fit.rest()
         self._state.local.forget()
+        self._fabric.raw.decline_none()  # the same state may be sent to it again
         # Also what was prepared for a recovery that goes on without this worker.
         self._fabric.generations.discard()
         self._fabric.generations.reap()
@@ -374,7 +375,6 @@ class RankMigration:
         obstacle = self._tried(takeover.directive, attempt)
         if obstacle is None:
             self._await(None)
-            # The source may not know, and call again.
             self._fabric.raw.decline(state_purpose(takeover.directive, takeover.rank))
         return obstacle
 
