@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -224,12 +225,22 @@ def test_a_value_in_the_name_of_a_checkpoint_moves_with_a_rank(
 
     assert progress.state_dict()["metrics"]["loss"]["tensor"] == module.losses[-1]
     assert file.name == f"epoch=0-loss={module.losses[-1]:.2f}.ckpt"
+    named = callbacks("ModelCheckpoint", dirpath=tmp_path / "other", filename="{epoch}-{step}")
+    fit(small(), limit_val_batches=0, **named())
+    dist.destroy_process_group()
     with pytest.raises(Exception, match=r"a file name with {loss}: log it with sync_dist=True"):
         fit(small(), limit_val_batches=0, **saves())
 
 
-def test_a_checkpoint_that_is_saved_in_a_step_is_of_that_moment(tmp_path: Path) -> None:
-    """It is written after the step, which changes the parameters."""
+@dataclass(frozen=True)
+class Frozen:
+    """A configuration."""
+
+    layers: int
+
+
+def test_a_checkpoint_that_a_hook_saves_is_of_that_moment(tmp_path: Path) -> None:
+    """It is written after the step, which changes the parameters, or after the hook, which may."""
     from lightning.pytorch.callbacks import Callback
 
     seen: list[dict[str, Tensor]] = []
@@ -239,10 +250,28 @@ def test_a_checkpoint_that_is_saved_in_a_step_is_of_that_moment(tmp_path: Path) 
             seen.append({name: t.clone() for name, t in module.state_dict().items()})
             trainer.save_checkpoint(tmp_path / f"{len(seen)}.ckpt")
 
-    fit(small(), callbacks=[Saves()])
-    files = [torch.load(tmp_path / f"{n}.ckpt")["state_dict"] for n in range(1, len(seen) + 1)]
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            """With other weights, as those of an average."""
+            kept = [p.detach().clone() for p in module.parameters()]
+            for p in module.parameters():
+                p.data.fill_(7.0)
+            self.on_train_batch_start(trainer, module)
+            for p, before in zip(module.parameters(), kept, strict=True):
+                p.data.copy_(before)
 
-    assert len(seen) == 6
+    module = small()
+    module.save_hyperparameters({"frozen": Frozen(3), "range": range(3)})
+    module.tied = module.net[0].weight
+    fit(module, None, batches(2), callbacks=[Saves()], num_sanity_val_steps=0)
+    whole = [
+        torch.load(tmp_path / f"{n}.ckpt", weights_only=False) for n in range(1, len(seen) + 1)
+    ]
+    files = [each["state_dict"] for each in whole]
+
+    assert len(seen) == 7
+    assert all(hasattr(file, "_metadata") for file in files)
+    assert all(file["tied"].data_ptr() == file["net.0.weight"].data_ptr() for file in files)
+    assert whole[0]["hyper_parameters"] == {"frozen": Frozen(3), "range": range(3)}
     assert all(
         torch.equal(file[name], before[name])
         for file, before in zip(files, seen, strict=True)
@@ -251,7 +280,9 @@ def test_a_checkpoint_that_is_saved_in_a_step_is_of_that_moment(tmp_path: Path) 
     assert not torch.equal(seen[0]["net.0.weight"], seen[-1]["net.0.weight"])
 
 
-def test_a_callback_whose_state_was_empty_is_empty_again_after_a_step_that_broke() -> None:
+def test_a_callback_whose_state_was_empty_is_empty_again_after_a_step_that_broke(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from lightning.pytorch.callbacks import Callback
 
     class Counts(Callback):
@@ -264,14 +295,27 @@ def test_a_callback_whose_state_was_empty_is_empty_again_after_a_step_that_broke
         def load_state_dict(self, state_dict: dict[str, int]) -> None:
             self.counts = dict(state_dict)
 
-    counts = Counts()
-    progress = fit(small(), callbacks=[counts, Callback()]).fit_loop.progress
+    class Best(Callback):
+        """Lightning never gives it an empty state."""
+
+        best: int | None = None
+
+        def state_dict(self) -> dict[str, int]:
+            return {} if self.best is None else {"best": self.best}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.best = state_dict["best"]
+
+    counts, best = Counts(), Best()
+    progress = fit(small(), callbacks=[counts, best, Callback()]).fit_loop.progress
     before = progress.state_dict()
-    counts.counts["steps"] = 1
+    progress.load_state_dict(before)
+    counts.counts["steps"] = best.best = 1
     progress.load_state_dict(before)
 
-    assert list(before["callbacks"].values()) == [{}]
+    assert list(before["callbacks"].values()) == [{}, {}]
     assert counts.counts == {}
+    assert caplog.text.count("Best.load_state_dict() does not take an empty state") == 1
 
 
 def scored(*, loaders: bool, **logged: Any) -> pl.LightningModule:

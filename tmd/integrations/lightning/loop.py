@@ -185,7 +185,7 @@ class SessionFitLoop(_FitLoop):
         self.strategy.set_world_ranks()
         self.strategy.loss = None
         with self.strategy.session.step() as step:
-            with self.strategy.held(in_step=True) as effects:
+            with self.strategy.held() as effects:
                 self._train(batches)
             if self.strategy.loss is not None:
                 step.record(self.strategy.loss)

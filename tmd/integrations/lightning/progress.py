@@ -14,6 +14,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
 
+from tmd.core.values.reasons import in_words
 from tmd.integrations.epoch import refuse_rest
 from tmd.integrations.lightning.refused import callback_keys, monitors, refuse_unreduced
 
@@ -43,7 +44,7 @@ class LoopProgress:
         self._named: set[int] = set()
         """Ids of the callbacks that the session keeps."""
         self._warned: set[str] = set()
-        """Keys of the callbacks with a large state that a user was warned of."""
+        """Callbacks that a user was warned of."""
 
     def leave_out(self, named: Iterable[object]) -> None:
         """Leave callbacks that are among ``named`` to the session, which keeps their tensors."""
@@ -86,6 +87,22 @@ class LoopProgress:
             "began": self.began,
         }
 
+    def _empty(self, callback: Callback | None) -> None:
+        """Give ``callback`` an empty state, which Lightning never does."""
+        if callback is None or not callback.state_dict():
+            return
+        try:
+            callback.load_state_dict({})
+        except Exception as error:
+            name = type(callback).__name__
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning(
+                    "%s.load_state_dict() does not take an empty state (%s): it keeps what a step "
+                    "that is repeated has added",
+                    *(name, in_words(error)),
+                )
+
     def _warn_of_large(self, key: str, tensor: Tensor) -> None:
         if tensor.numel() > MANY and key not in self._warned:
             self._warned.add(key)
@@ -103,7 +120,9 @@ class LoopProgress:
         self.began = state.get("began", self.began)  # not in checkpoints of 0.1.0
         known = {c.state_key: c for c in self._trainer.callbacks}
         for key, value in _restored(state["callbacks"]).items():
-            if isinstance(known[key], ModelCheckpoint):
+            if not value:
+                self._empty(known.get(key))
+            elif isinstance(known[key], ModelCheckpoint):
                 vars(known[key]).update(value)  # its own method keeps its folder, not the rank's
             else:
                 known[key].load_state_dict(value)

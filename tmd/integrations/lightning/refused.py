@@ -229,9 +229,13 @@ def refuse_logged(loop: _TrainingEpochLoop) -> None:
 def monitors(trainer: Trainer) -> set[str]:
     """Names of the metrics that callbacks and schedulers decide on, and of those in the names of
     checkpoints."""
+    return _monitored(trainer) | _in_file_names(trainer)
+
+
+def _monitored(trainer: Trainer) -> set[str]:
     found = {getattr(c, "monitor", None) for c in trainer.callbacks}
     found |= {c.monitor for c in trainer.lr_scheduler_configs if c.reduce_on_plateau}
-    return {name for name in found if isinstance(name, str)} | _in_file_names(trainer)
+    return {name for name in found if isinstance(name, str)}
 
 
 def _in_file_names(trainer: Trainer) -> set[str]:
@@ -249,7 +253,9 @@ def callback_keys(results: _ResultCollection, metric: _ResultMetric) -> set[str]
 
 def refuse_unreduced(trainer: Trainer, results: _ResultCollection) -> None:
     """Refuse a decision on a value that each rank has for itself."""
-    monitored, in_files = monitors(trainer), _in_file_names(trainer)
+    # Lightning itself sets the last two, unless a module logs them.
+    in_files = _in_file_names(trainer) - {"epoch", "step"}
+    monitored = _monitored(trainer) | in_files
     for metric in results.values():
         alone = metric.is_tensor and not metric.meta.sync.should and trainer.world_size > 1
         if alone and (found := monitored & callback_keys(results, metric)):

@@ -6,6 +6,7 @@ computes and updates in its own way. What a step logs or saves is held back unti
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import logging
 import os
@@ -30,7 +31,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
-from lightning_utilities.core.apply_func import apply_to_collection
+from torch.utils._pytree import tree_leaves
 
 import tmd.trainer
 from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
@@ -87,7 +88,8 @@ class TmdStrategy(DDPStrategy):
         """What is held back; ``None`` while nothing is."""
         self._unusable: list[Any] = []
         """Loggers that cannot be used on this worker."""
-        self._in_step = False
+        self._by_callback = False
+        """Whether a ``ModelCheckpoint`` saves: it does so once the step is over."""
         self._will_exist: dict[str, bool] = {}
         """Path of each checkpoint whose write or removal is held back -> whether it is written."""
         self._began = self._leaves = self._writes = False
@@ -212,6 +214,8 @@ class TmdStrategy(DDPStrategy):
             if isinstance(each, ModelCheckpoint):
                 exists: Any = partial(self._file_exists, each.file_exists)
                 each.file_exists = exists
+                saves: Any = partial(self._saves, each._save_checkpoint)
+                each._save_checkpoint = saves
         if self.is_global_zero:
             warn_of_epoch_hooks(self._trainer)
         self._began = True
@@ -239,9 +243,10 @@ class TmdStrategy(DDPStrategy):
 
     def save_checkpoint(self, checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         save = super().save_checkpoint
-        if self._in_step and self.is_global_zero:
-            # It is written after the step, in which the optimizer changes the tensors.
-            checkpoint = apply_to_collection(checkpoint, torch.Tensor, _copied)
+        if self._effects is not None and self.is_global_zero and not self._by_callback:
+            # It is written once the step or the work between two steps counts. The optimizer, or
+            # the hook itself, changes the tensors before.
+            checkpoint = _copied(checkpoint)
         self._do(partial(save, checkpoint, filepath, *args, **kwargs), filepath, written=True)
 
     def remove_checkpoint(self, filepath: Any) -> None:
@@ -254,16 +259,23 @@ class TmdStrategy(DDPStrategy):
             self._effects.append(effect)
             self._will_exist[str(path)] = written
 
+    def _saves(self, save: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """``ModelCheckpoint._save_checkpoint``, whose state need not be copied."""
+        self._by_callback = True
+        try:
+            save(*args, **kwargs)
+        finally:
+            self._by_callback = False
+
     def _file_exists(self, ask: Callable[..., bool], filepath: Any, trainer: pl.Trainer) -> bool:
         """``ModelCheckpoint.file_exists``, as if what is held back had been done."""
         known = self._will_exist.get(str(filepath))
         return ask(filepath, trainer) if known is None else known
 
     @contextmanager
-    def held(self, *, in_step: bool = False) -> Iterator[list[Effect]]:
+    def held(self) -> Iterator[list[Effect]]:
         """Hold back what is logged, saved or removed in this context; yields the list of it."""
         loggers, self._effects, self._will_exist = self._trainer.loggers, [], {}
-        self._in_step = in_step
         self._trainer.loggers = [
             HeldLogger(each, self._effects, self._unusable) for each in loggers
         ]
@@ -271,11 +283,19 @@ class TmdStrategy(DDPStrategy):
             yield self._effects
         finally:
             self._trainer.loggers, self._effects, self._will_exist = loggers, None, {}
-            self._in_step = False
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _copied(checkpoint: Any) -> Any:
+    """``checkpoint`` with copies of its tensors in host memory, which share it as these do."""
+    copies: dict[tuple[Any, ...], torch.Tensor] = {}
+    memo: dict[int, Any] = {}
+    for leaf in tree_leaves(checkpoint):
+        if isinstance(leaf, torch.Tensor):
+            place = (leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride())
+            if place not in copies:
+                copies[place] = leaf.detach().to("cpu", copy=True)
+            memo[id(leaf)] = copies[place]
+    return copy.deepcopy(checkpoint, memo)
 
 
 def _hyperparameters(trainer: pl.Trainer) -> dict[str, Any]:
