@@ -553,6 +553,8 @@ def test_an_optimizer_in_the_loop_and_outside_of_a_step_is_refused(script: Scrip
             optimizer.step(script.closure(batch))
         with script.session.step():
             optimizer.step(script.closure(batch))
+        with pytest.raises(RuntimeError, match=r"outside of session\.step"):
+            optimizer.step(script.closure(batch))  # also after a step that broke
     optimizer.step(script.closure(1.0))  # behind the loop it is the script's own affair
     assert script.weight == -2.0
 

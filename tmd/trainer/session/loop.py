@@ -119,7 +119,11 @@ class BatchLoop:
                 self._cycle.begin_pass(rank, first=number == 0, last=rank == last)
             self._begin()
             self.repeatables.open_gap()
-            yield batches if several else batches[0]
+            self._cycle.in_body = True
+            try:
+                yield batches if several else batches[0]
+            finally:
+                self._cycle.in_body = False
             if self._cycle.spoilt:
                 return
 

@@ -25,9 +25,9 @@ class Stage(Enum):
     """How far the present step is."""
 
     OUTSIDE = auto()
-    """None is open, and no batch waits for one."""
-    AWAITS_STEP = auto()
-    """The script has got a batch, and has not begun its step."""
+    """No body of a loop over batches runs. This worker may follow the steps of a rank."""
+    BETWEEN_STEPS = auto()
+    """The body of a loop runs, and no step is open in it."""
     COMPUTING = auto()
     VOTED = auto()
 
@@ -119,7 +119,7 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         changed, name = None, type(optimizer).__name__
-        if self._stage() is Stage.AWAITS_STEP:
+        if self._stage() is Stage.BETWEEN_STEPS:
             raise RuntimeError(
                 f"{name} runs in the loop over session.batches(), but outside of session.step(): "
                 "after a loss or a move its update would be missing, or made twice. Compute the "

@@ -46,6 +46,8 @@ class StepCycle:
         """Whether the vote on the present step has raised Interrupted."""
         self._open = False
         """Whether a step has begun and not ended."""
+        self.in_body = False
+        """Whether the body of the loop runs: the script has the batch of a step, or has had it."""
         self.error = ScriptError(hooks)
         self._skips_update = False
         """Whether the present step ends without an update."""
@@ -68,10 +70,9 @@ class StepCycle:
         self._last_commit = time.monotonic()
 
     def _stage(self) -> Stage:
-        if not self._open:
-            waits = self.feed is not None and self.feed.drawn and not self.spoilt
-            return Stage.AWAITS_STEP if waits else Stage.OUTSIDE
-        return Stage.COMPUTING if self.outcome is None else Stage.VOTED
+        if self._open:
+            return Stage.COMPUTING if self.outcome is None else Stage.VOTED
+        return Stage.BETWEEN_STEPS if self.in_body else Stage.OUTSIDE
 
     def watch(self, registry: Registry, local: LocalState) -> None:
         """Vote before the optimizers of ``registry``."""
