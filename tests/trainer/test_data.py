@@ -11,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.e2e.frameworks import need
+from tests.trainer.standalone import Voting
+from tmd.trainer.session.session import Session
 from tmd.trainer.state.data import Feed, Position, StepSampler
 from tmd.trainer.state.placing import DataPlace
 
@@ -484,6 +486,24 @@ def whole(feed: Feed, count: int = 4) -> list[list[float]]:
     with pytest.raises(StopIteration):
         feed.next(count)
     return given
+
+
+def test_a_loader_has_the_same_epoch_after_a_break_as_for_a_worker_that_left_the_call_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The break comes before the step of a batch."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    broken, left = Counting(), Counting()
+    session = Session(Voting())
+    model = torch.nn.Linear(1, 1)
+    session.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in session.batches(broken):
+        break
+    feed = feed_of(left)
+    feed.leave()
+
+    assert broken.iteration == left.iteration == 1
 
 
 def test_a_loader_that_counts_its_iterations_has_the_epoch_of_the_call_again() -> None:

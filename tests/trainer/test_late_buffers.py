@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.trainer.moves import Worker, moved
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.units import whole_digest
+from tmd.trainer.state.unwrapping import Counter
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,6 +119,19 @@ def test_a_new_buffer_is_where_its_module_is() -> None:
 
     assert model.mask is not None
     assert model.mask.device.type == "meta"
+
+
+def test_a_tensor_of_a_registered_object_is_where_it_was() -> None:
+    """It arrives in host memory, and an object may keep what it gets."""
+    kept = {
+        device: Counter({"sums": [torch.ones(3, device=device)], "steps": 1})
+        for device in ("meta", "cpu")
+    }
+    here, there = (Worker(nn.Linear(1, 1), counter=each).context.units for each in kept.values())
+    here.place_rest(*there.rest())
+
+    assert kept["meta"].value["sums"][0].device.type == "meta"
+    assert kept["meta"].value["steps"] == 1
 
 
 def with_buffer(*, parameter: bool = False) -> nn.Module:

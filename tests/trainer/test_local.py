@@ -52,6 +52,66 @@ def test_undo_puts_buffers_back_and_clears_gradients() -> None:
         model(torch.randn(4, 3))
 
 
+class Making(nn.Module):
+    """Its forward makes buffers: one that is declared, one that is not, and one from an empty one.
+    It also makes a submodule with a buffer."""
+
+    declared: torch.Tensor | None
+    empty: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("declared", None)
+        self.register_buffer("empty", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> None:
+        if self.declared is None:
+            self.declared, self.inner = x.clone(), nn.BatchNorm1d(2)
+            self.register_buffer("new", x.clone())
+            self.empty.resize_(x.shape).copy_(x)
+        else:
+            self.declared += x
+
+
+def test_buffers_that_a_broken_step_makes_are_made_again_in_its_repeat() -> None:
+    model = Making()
+    local = local_of(model)
+    local.begin()
+    model(torch.full((2,), 5.0))  # garbage
+    local.undo()
+    undone = {name for name, _ in model.named_buffers()}, tuple(model.empty.shape)
+    local.begin()
+    model(torch.ones(2))
+    local.begin()
+    model(torch.ones(2))
+    local.undo()  # the second step
+
+    assert undone[1] == (0,)
+    assert undone[0] >= {"empty", "inner.running_mean"}
+    assert not undone[0] & {"declared", "new"}
+    for name in ("declared", "new", "empty"):
+        assert torch.equal(model.get_buffer(name), torch.ones(2)), name
+
+
+def test_a_buffer_that_a_step_makes_is_in_the_copies_with_which_its_rank_comes_back() -> None:
+    """Also once it does not change any more."""
+    model = Making()
+    local = local_of(model)
+    blobs: list[bytes] = []
+
+    def keep(blob: bytes, offset: int) -> bytes:
+        blobs.append(blob)
+        return blob
+
+    for step in range(3):
+        local.begin()
+        if step == 0:
+            model(torch.ones(2))
+        local.exchange_copies(step, 0, 2, keep)
+
+    assert all(b"0.new" in blob and b"0.declared" in blob for blob in blobs)
+
+
 @pytest.mark.usefixtures("group")
 def test_each_step_broadcasts_the_buffers_of_ddp() -> None:
     """Also one that follows an evaluation, as in a worker that has not run this evaluation."""

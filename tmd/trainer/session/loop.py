@@ -224,6 +224,7 @@ class BatchLoop:
         if feed.drawn:
             feed.rewind()  # no step was made of what it got last
             feed.broken_off = True  # unless an error ends the script
+            feed.count_iteration()  # as a worker does that leaves out this call
             return
         self.repeatables.warn_of_break()
         feed.close()

@@ -187,14 +187,15 @@ class Feed:
         # Batches may be left over that were too few for a step.
         self._kept.clear()
         self._replay = 0
-        self._count_iteration()
+        self.count_iteration()
 
     def leave(self) -> None:
         """This worker leaves the call before its end."""
         self.left = True
-        self._count_iteration()
+        self.count_iteration()
 
-    def _count_iteration(self) -> None:
+    def count_iteration(self) -> None:
+        """Let the next iteration of the loader be that of the next epoch."""
         if self._epoch is not None:
             self._loader.set_epoch(self._epoch + 1)  # type: ignore[union-attr]
 

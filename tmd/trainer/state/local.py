@@ -10,7 +10,7 @@ here: it is derived (:mod:`tmd.trainer.state.seeds`). Parameters that a step cha
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.buffers import BufferSlot, bytes_of, differing, equal, slots, version
 from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.gradients import set_graded
+from tmd.trainer.state.kept_values import KeptValue, restore
+from tmd.trainer.state.made_buffers import AbsentBuffers
 from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
 from tmd.trainer.state.step_start import StepStart
@@ -71,6 +73,7 @@ class LocalState:
         self._seen: set[str] = set()
         """Buffers that have changed."""
         self._steps = 0
+        self._absent = AbsentBuffers((), ())
         self._saved: dict[str, SavedBuffer] = {}
         self._marks: dict[str, BufferMark] = {}
         """Of large buffers that are not copied: what differs once somebody has written to them."""
@@ -111,7 +114,9 @@ class LocalState:
         self._moved.keep(trains=trains, loose=loose)
 
     def _keep(self) -> None:
-        found = self._found()
+        named = list(_slots(self._registry.modules))
+        self._absent = AbsentBuffers(self._registry.modules, named)
+        found = _found(named)
         self._saved = {
             name: SavedBuffer(buffer, local_part(buffer.buffer).clone())
             for name, buffer in found.items()
@@ -161,6 +166,7 @@ class LocalState:
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
         self.start.drop(self._moved.put_back())
+        self._absent.put_back(_slots(self._registry.modules))
         for saved in self._saved.values():
             saved.put_back()
         set_graded(zip(self._params, self._graded, strict=True))
@@ -312,11 +318,7 @@ class LocalState:
         return {name: local_part(found.buffer) for name, found in self._found().items()}
 
     def _found(self) -> dict[str, FoundBuffer]:
-        return {
-            name: FoundBuffer(slot.owner, slot.name, slot.held)
-            for name, slot in _slots(self._registry.modules)
-            if slot.held is not None and local_part(slot.held).numel()
-        }
+        return _found(_slots(self._registry.modules))
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
         small = buffer.numel() * buffer.element_size() <= SMALL
@@ -331,6 +333,8 @@ class LocalState:
         """Buffers that forwards write to."""
         unseen = {name: saved.copy for name, saved in self._saved.items() if name not in self._seen}
         self._seen |= differing(unseen, buffers)
+        if self._steps:  # what this step has made is of this rank as well
+            self._seen |= buffers.keys() - self._saved.keys() - self._marks.keys()
         return sorted((self._seen | self._statistics) & buffers.keys())
 
 
@@ -361,6 +365,14 @@ def _mark(buffer: Tensor) -> BufferMark:
     return id(buffer), version(buffer)
 
 
+def _found(named: Iterable[tuple[str, BufferSlot]]) -> dict[str, FoundBuffer]:
+    return {
+        name: FoundBuffer(slot.owner, slot.name, slot.held)
+        for name, slot in named
+        if slot.held is not None and local_part(slot.held).numel()
+    }
+
+
 def _slots(modules: list[nn.Module]) -> Iterator[tuple[str, BufferSlot]]:
     """All buffers, with a name that no other one has."""
     for number, module in enumerate(modules):
@@ -376,25 +388,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other) or bool(one != one and other != other)  # NaN is no change
-
-
-class KeptValue(NamedTuple):
-    """A value of a parameter group, and a copy of it if it is a tensor: the script may hold the
-    tensor of a learning rate, too, and fill it."""
-
-    held: Any
-    copy: Any
-
-    @classmethod
-    def of(cls, value: Any) -> KeptValue:
-        return cls(value, value.clone() if isinstance(value, Tensor) else value)
-
-
-def restore(group: dict[str, Any], values: dict[str, KeptValue]) -> None:
-    """Give a parameter group these values again; its parameters stay."""
-    for name in group.keys() - {"params", *values}:
-        del group[name]
-    for name, value in values.items():
-        if isinstance(value.held, Tensor):
-            value.held.data.copy_(value.copy)
-        group[name] = value.held

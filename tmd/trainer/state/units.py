@@ -237,7 +237,7 @@ class Units:
         for optimizer, own in zip(self.optimizers, found["own"], strict=True):
             optimizer.state.update(own)
         for other, state in zip(self._registry.others, found["others"], strict=True):
-            other.load_state_dict(state)
+            other.load_state_dict(_placed_as(other.state_dict(), state))
 
     def _place_buffers(self, values: dict[str, Tensor]) -> None:
         here = dict(self._buffers())
@@ -370,3 +370,16 @@ def _digest(start: bytes, contents: Iterable[memoryview]) -> str:
     for content in contents:
         found.update(content)
     return found.hexdigest()
+
+
+def _placed_as(here: Any, value: Any) -> Any:
+    """``value`` with each tensor placed as that in its place in ``here`` is, if there is one.
+    It comes from host memory, and an object may keep what it is given."""
+    if isinstance(value, Tensor) and isinstance(here, Tensor):
+        return like(here, value.to(local_part(here).device))
+    if isinstance(value, dict) and isinstance(here, dict):
+        return {key: _placed_as(here.get(key), each) for key, each in value.items()}
+    if type(value) is type(here) and isinstance(value, list | tuple) and len(value) == len(here):
+        placed = [_placed_as(*pair) for pair in zip(here, value, strict=True)]
+        return type(value)(*placed) if hasattr(value, "_fields") else type(value)(placed)
+    return value
