@@ -237,7 +237,7 @@ def _moved_on(
         return None
     if plan.phase is Phase.RECOVER:
         return _recovering(record, plan, view, facts, age, limits, now)
-    if plan.phase is Phase.SYNC:
+    if plan.phase is Phase.SYNC and age > limits.silent_s:
         silent = silent_survivors(record, plan, view, facts)
         if extended := _without_silent(record, plan, silent, facts, age, limits, now):
             return extended
