@@ -232,6 +232,17 @@ def test_a_value_in_the_name_of_a_checkpoint_moves_with_a_rank(
         fit(small(), limit_val_batches=0, **saves())
 
 
+def test_a_copy_of_a_checkpoint_has_any_kind_of_tensor() -> None:
+    from tmd.integrations.lightning.strategy import _copied
+
+    whole = torch.tensor([1 + 2j])
+    copied = _copied({"x": whole, "y": whole.conj(), "z": torch.eye(2).to_sparse()})
+
+    assert copied["x"].item() == 1 + 2j
+    assert copied["y"].item() == 1 - 2j
+    assert torch.equal(copied["z"].to_dense(), torch.eye(2))
+
+
 @dataclass(frozen=True)
 class Frozen:
     """A configuration."""

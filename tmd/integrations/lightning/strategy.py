@@ -291,7 +291,10 @@ def _copied(checkpoint: Any) -> Any:
     memo: dict[int, Any] = {}
     for leaf in tree_leaves(checkpoint):
         if isinstance(leaf, torch.Tensor):
-            place = (leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride())
+            place: tuple[Any, ...] = (id(leaf),)
+            if leaf.layout is torch.strided:
+                bits = leaf.dtype, leaf.is_conj(), leaf.is_neg()
+                place = (leaf.data_ptr(), leaf.shape, leaf.stride(), *bits)
             if place not in copies:
                 copies[place] = leaf.detach().to("cpu", copy=True)
             memo[id(leaf)] = copies[place]
