@@ -602,6 +602,29 @@ def test_a_standby_follows_a_rank_after_a_rest_of_batches() -> None:
     assert hooks.closed == 2
 
 
+def test_a_standby_follows_a_rank_within_an_evaluation_of_the_loop() -> None:
+    """A worker that has left its rank in the step before shadows another one there."""
+    hooks = Tailed()
+    session, model = Session(hooks), nn.Linear(1, 1)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    session.register(model=model, optimizer=optimizer)
+    evaluate = session.repeatable(lambda: None, name="evaluate")
+    followed = []
+    for batch in session.batches([torch.ones(1)]):
+        with session.step():
+            model(batch).sum().backward()
+            optimizer.step()
+        hooks.closed, hooks.tails = 1, [optimizer]
+        handle = optimizer.register_step_post_hook(lambda *_: followed.append(1))
+        evaluate()
+        handle.remove()
+        hooks.closed = 0
+        with pytest.raises(RuntimeError, match=r"outside of session\.step"):
+            optimizer.step()
+
+    assert followed
+
+
 def once() -> Iterator[float]:
     yield 1.0
 

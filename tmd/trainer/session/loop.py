@@ -242,7 +242,13 @@ class BatchLoop:
         """Between two steps. Returns false if the present call has to end."""
         self._cycle.undo()
         self.settle()
-        return self._hooks.boundary()
+        # A function of session.repeatable() may run in the body of the loop. What tmd does in its
+        # boundary, such as an optimizer for a rank that this worker follows, is not the script's.
+        inside, self._cycle.in_body = self._cycle.in_body, False
+        try:
+            return self._hooks.boundary()
+        finally:
+            self._cycle.in_body = inside
 
     def _begin(self) -> None:
         """A step begins: seed it, and begin to copy the state if a checkpoint is due."""
