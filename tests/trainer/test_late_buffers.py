@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -132,6 +134,22 @@ def test_a_tensor_of_a_registered_object_is_where_it_was() -> None:
 
     assert kept["meta"].value["sums"][0].device.type == "meta"
     assert kept["meta"].value["steps"] == 1
+
+
+def test_a_scheduler_keeps_the_types_of_its_state() -> None:
+    """The digest of a state tells a Counter from a dictionary."""
+    made = []
+    for _ in range(2):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+        made.append((Worker(model, optimizer=optimizer, schedule=schedule), schedule))
+    (source, _), (joiner, here) = made
+    joiner.context.units.place_rest(*source.context.units.rest())
+
+    assert type(here.milestones) is collections.Counter
+    digests = [each.context.units.digest_of_rest()["others"] for each in (source, joiner)]
+    assert digests[0] == digests[1]
 
 
 def with_buffer(*, parameter: bool = False) -> nn.Module:

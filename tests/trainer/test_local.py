@@ -110,6 +110,46 @@ def test_a_buffer_that_a_step_makes_is_in_the_copies_with_which_its_rank_comes_b
         local.exchange_copies(step, 0, 2, keep)
 
     assert all(b"0.new" in blob and b"0.declared" in blob for blob in blobs)
+    assert not local.is_live  # nothing changes it, as a mask that is equal on all ranks
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["not made", "of another size"])
+def test_a_copy_of_a_buffer_that_is_not_here_is_left_out(made: bool) -> None:
+    """A rank has made it from its own batch, and the rank whose state came has not."""
+    there, here = Making(), Making()
+    copies = local_of(there)
+    copies.begin()
+    there(torch.ones(2))
+    copies.exchange_copies(0, 0, 1, lambda blob, offset: blob)
+    blob = copies.own()
+    if made:
+        here(torch.zeros(3))
+    local_of(here).adopt(blob)
+
+    assert b"0.new" in blob
+    assert (here.declared is not None) is made
+
+
+class Twice(nn.Module):
+    """Its forward registers a buffer."""
+
+    def forward(self) -> None:
+        self.register_buffer("new", torch.ones(2))
+
+
+def test_a_module_that_is_registered_twice_or_moves_keeps_what_it_had() -> None:
+    shared, twice = normed(), Twice()
+    shared.register_buffer("own", torch.ones(2), persistent=False)
+    one, other = nn.ModuleDict({"a": shared, "t": twice}), nn.ModuleDict({"t": twice})
+    local = LocalState(Registry({"one": one, "other": other}))
+    local.begin()
+    twice()
+    one["a"] = nn.Sequential(shared)  # under another path
+    local.undo()
+
+    assert not hasattr(twice, "new")
+    assert torch.equal(shared.get_buffer("own"), torch.ones(2))
+    assert "own" not in shared.state_dict()
 
 
 @pytest.mark.usefixtures("group")

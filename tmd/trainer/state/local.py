@@ -72,6 +72,8 @@ class LocalState:
         }
         self._seen: set[str] = set()
         """Buffers that have changed."""
+        self._made: set[str] = set()
+        """Small ones that were made in a step: other ranks may have made other ones."""
         self._steps = 0
         self._absent = AbsentBuffers((), ())
         self._saved: dict[str, SavedBuffer] = {}
@@ -115,7 +117,7 @@ class LocalState:
 
     def _keep(self) -> None:
         named = list(_slots(self._registry.modules))
-        self._absent = AbsentBuffers(self._registry.modules, named)
+        self._absent = AbsentBuffers(self._registry.modules, [slot for _, slot in named])
         found = _found(named)
         self._saved = {
             name: SavedBuffer(buffer, local_part(buffer.buffer).clone())
@@ -166,7 +168,7 @@ class LocalState:
         forget_gathered(self._registry.modules)
         forget_gradients(self._registry.modules)
         self.start.drop(self._moved.put_back())
-        self._absent.put_back(_slots(self._registry.modules))
+        self._absent.put_back(slot for _, slot in _slots(self._registry.modules))
         for saved in self._saved.values():
             saved.put_back()
         set_graded(zip(self._params, self._graded, strict=True))
@@ -309,7 +311,9 @@ class LocalState:
             return
         buffers = self._buffers()
         for name, raw in msgpack.decode(blob, type=dict[str, bytes]).items():
-            buffer = buffers[name]
+            buffer = buffers.get(name)
+            if buffer is None or buffer.nbytes != len(raw):
+                continue  # that rank has made it, or another one in its place
             flat = torch.frombuffer(bytearray(raw), dtype=buffer.dtype)
             buffer.data.copy_(flat.view(buffer.shape))
 
@@ -326,15 +330,17 @@ class LocalState:
         return small or self._steps < 2 or known
 
     def _packed(self, buffers: dict[str, Tensor]) -> bytes:
-        """A copy of those of ``buffers`` that forwards write to."""
-        return msgpack.encode(bytes_of({name: buffers[name] for name in self._live(buffers)}))
+        """A copy of those of ``buffers`` that forwards write to, or have made."""
+        names = sorted({*self._live(buffers), *(self._made & buffers.keys())})
+        return msgpack.encode(bytes_of({name: buffers[name] for name in names}))
 
     def _live(self, buffers: dict[str, Tensor]) -> list[str]:
         """Buffers that forwards write to."""
         unseen = {name: saved.copy for name, saved in self._saved.items() if name not in self._seen}
         self._seen |= differing(unseen, buffers)
-        if self._steps:  # what this step has made is of this rank as well
-            self._seen |= buffers.keys() - self._saved.keys() - self._marks.keys()
+        if self._steps:
+            made = buffers.keys() - self._saved.keys() - self._marks.keys()
+            self._made |= {name for name in made if buffers[name].nbytes <= SMALL}
         return sorted((self._seen | self._statistics) & buffers.keys())
 
 

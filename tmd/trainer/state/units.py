@@ -9,6 +9,7 @@ rest.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -378,8 +379,11 @@ def _placed_as(here: Any, value: Any) -> Any:
     if isinstance(value, Tensor) and isinstance(here, Tensor):
         return like(here, value.to(local_part(here).device))
     if isinstance(value, dict) and isinstance(here, dict):
-        return {key: _placed_as(here.get(key), each) for key, each in value.items()}
+        placed = copy.copy(value)  # a Counter stays one: the layout of a state tells them apart
+        for key, each in value.items():
+            placed[key] = _placed_as(here.get(key), each)
+        return placed
     if type(value) is type(here) and isinstance(value, list | tuple) and len(value) == len(here):
-        placed = [_placed_as(*pair) for pair in zip(here, value, strict=True)]
-        return type(value)(*placed) if hasattr(value, "_fields") else type(value)(placed)
+        items = [_placed_as(*pair) for pair in zip(here, value, strict=True)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
