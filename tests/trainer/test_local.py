@@ -112,6 +112,14 @@ def test_a_buffer_that_a_step_makes_is_in_the_copies_with_which_its_rank_comes_b
     assert all(b"0.new" in blob and b"0.declared" in blob for blob in blobs)
     assert not local.is_live  # nothing changes it, as a mask that is equal on all ranks
 
+    next_holder = Making()
+    again = local_of(next_holder)
+    next_holder(torch.zeros(2))  # of the replica's state
+    again.adopt(blobs[-1])
+    again.begin()
+
+    assert again.own() == blobs[-1]
+
 
 @pytest.mark.parametrize("made", [False, True], ids=["not made", "of another size"])
 def test_a_copy_of_a_buffer_that_is_not_here_is_left_out(made: bool) -> None:

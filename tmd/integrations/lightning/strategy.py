@@ -292,7 +292,7 @@ def _copied(checkpoint: Any) -> Any:
     for leaf in tree_leaves(checkpoint):
         if isinstance(leaf, torch.Tensor):
             place: tuple[Any, ...] = (id(leaf),)
-            if leaf.layout is torch.strided:
+            if leaf.layout is torch.strided and leaf.data_ptr():  # else it wraps other tensors
                 bits = leaf.dtype, leaf.is_conj(), leaf.is_neg()
                 place = (leaf.data_ptr(), leaf.shape, leaf.stride(), *bits)
             if place not in copies:

@@ -170,6 +170,7 @@ class BatchLoop:
             )
         if before is not None and not before.over:
             self._broken_off(before)  # by `break`, and the script has kept the loop alive
+        self._cycle.in_body = False  # of an earlier loop, which the script has kept alive
         self.calls += 1
         self._latest, self.repeatables.in_batches = feed, True
         if self.saving is not None and self.saving.skips(feed.call):

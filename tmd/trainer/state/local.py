@@ -10,6 +10,7 @@ here: it is derived (:mod:`tmd.trainer.state.seeds`). Parameters that a step cha
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from tmd.trainer.state.made_buffers import AbsentBuffers
 from tmd.trainer.state.moved_parameters import MovedParameters
 from tmd.trainer.state.state import Registry, Stateful
 from tmd.trainer.state.step_start import StepStart
+
+log = logging.getLogger("tmd.trainer")
 
 SMALL = 64 << 10
 """Bytes; smaller buffers are copied in every step, larger ones in the first two. From then on a
@@ -72,8 +75,8 @@ class LocalState:
         }
         self._seen: set[str] = set()
         """Buffers that have changed."""
-        self._made: set[str] = set()
-        """Small ones that were made in a step: other ranks may have made other ones."""
+        self._first = self._found().keys()
+        """Those that were there when the modules were registered."""
         self._steps = 0
         self._absent = AbsentBuffers((), ())
         self._saved: dict[str, SavedBuffer] = {}
@@ -313,7 +316,8 @@ class LocalState:
         for name, raw in msgpack.decode(blob, type=dict[str, bytes]).items():
             buffer = buffers.get(name)
             if buffer is None or buffer.nbytes != len(raw):
-                continue  # that rank has made it, or another one in its place
+                log.warning("buffer %s of a lost rank is not here: it has made its own", name)
+                continue
             flat = torch.frombuffer(bytearray(raw), dtype=buffer.dtype)
             buffer.data.copy_(flat.view(buffer.shape))
 
@@ -330,17 +334,16 @@ class LocalState:
         return small or self._steps < 2 or known
 
     def _packed(self, buffers: dict[str, Tensor]) -> bytes:
-        """A copy of those of ``buffers`` that forwards write to, or have made."""
-        names = sorted({*self._live(buffers), *(self._made & buffers.keys())})
+        """A copy of those of ``buffers`` that forwards write to, and of small ones that forwards
+        have made: another rank may have made other ones."""
+        made = {name for name in buffers.keys() - self._first if buffers[name].nbytes <= SMALL}
+        names = sorted({*self._live(buffers), *made})
         return msgpack.encode(bytes_of({name: buffers[name] for name in names}))
 
     def _live(self, buffers: dict[str, Tensor]) -> list[str]:
         """Buffers that forwards write to."""
         unseen = {name: saved.copy for name, saved in self._saved.items() if name not in self._seen}
         self._seen |= differing(unseen, buffers)
-        if self._steps:
-            made = buffers.keys() - self._saved.keys() - self._marks.keys()
-            self._made |= {name for name in made if buffers[name].nbytes <= SMALL}
         return sorted((self._seen | self._statistics) & buffers.keys())
 
 

@@ -19,7 +19,7 @@ class AbsentBuffers:
 
     def __init__(self, modules: Iterable[nn.Module], slots: Sequence[BufferSlot]) -> None:
         self._known = {_place(slot) for slot in slots}
-        self._owners = {id(owner) for module in modules for owner in module.modules()}
+        self._owners = {id(owner): owner for module in modules for owner in module.modules()}
         self._none = [slot for slot in slots if slot.held is None]
         self._empty: list[tuple[BufferSlot, Tensor, torch.Size]] = [
             (slot, slot.held, slot.held.shape)

@@ -383,7 +383,7 @@ def _placed_as(here: Any, value: Any) -> Any:
         for key, each in value.items():
             placed[key] = _placed_as(here.get(key), each)
         return placed
-    if type(value) is type(here) and isinstance(value, list | tuple) and len(value) == len(here):
-        items = [_placed_as(*pair) for pair in zip(here, value, strict=True)]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    is_sequence = isinstance(value, list | tuple) and isinstance(here, list | tuple)
+    if is_sequence and len(value) == len(here):
+        return type(value)(_placed_as(*pair) for pair in zip(here, value, strict=True))
     return value
