@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, RANKS, Golden, running
+from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, PACE_OF_2, RANKS, Golden, running
 from tests.marks import thorough
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -40,7 +40,7 @@ async def test_a_rank_moves_and_another_is_lost(
     async with running(
         tmp_path,
         redis.url,
-        faults=[PACE],
+        faults=[PACE_OF_2],
         script=SCRIPT,
         arguments=arguments,
         rehearse=rehearse,
@@ -74,7 +74,7 @@ async def test_weights_that_are_clipped_are_copied_in_one_wait(
     """An optimizer owns them, so the joiner applies gradients, and has other weights."""
     arguments, golden = arguments_and_golden(tmp_path_factory, "--clip")
     async with running(
-        tmp_path, redis.url, faults=[PACE], script=SCRIPT, arguments=arguments
+        tmp_path, redis.url, faults=[PACE_OF_2], script=SCRIPT, arguments=arguments
     ) as run:
         assert await run.drain_and_kill() == ([0], [1])
         drained, _ = await run.plans(2)
