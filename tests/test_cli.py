@@ -38,6 +38,7 @@ from tmd.core.values.requests import DrainRequest, RehearsalRequest
 from tmd.core.values.shadows import noted
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import open_store
+from tmd.demo.cluster import HARDWARE
 from tmd.testing.clients import worker_status
 
 ENVIRONMENT = {
@@ -994,6 +995,9 @@ def test_a_port_that_is_taken_is_refused_by_the_name_of_its_key(config, tmp_path
 
 
 def test_a_daemon_serves_http_and_ends_with_streams_open(config, tmp_path):
+    """Without detectors of hardware: a finding about this machine would be an event."""
+    off = "".join(f"[detectors.{name}]\nenabled = false\n" for name in HARDWARE)
+    config.write_text(config.read_text() + off)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     env = {"TMD_HTTP__LISTEN": str(port), "TMD_HOST__STATE_DIR": str(tmp_path / "state")}
