@@ -19,7 +19,7 @@ from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transitio
 from tmd.core.planning.plan_history import shortened
 from tmd.core.planning.rollback import Cast, cast_back, newest_of
 from tmd.core.planning.standby_reasons import shortfall, the_first
-from tmd.core.planning.standbys import DRAINED, assigned, line
+from tmd.core.planning.standbys import assigned, drained_for, line
 from tmd.core.values.checkpoints import advice
 from tmd.core.values.model import (
     Activity,
@@ -353,9 +353,9 @@ def _shadow(rank: int, spare: Sequence[Member], facts: PlanFacts, resume: int) -
 def _kept_by_drained(record: JobRecord, facts: PlanFacts, ranks: Sequence[int], resume: int) -> str:
     """Why the plan waits: a standby on a drained host has the state of one of ``ranks``. Empty if
     none has."""
+    drained = drained_for(record, facts.view)
     for standby in line(facts.view, record, facts):
-        drained = standby.refusal == DRAINED.format(standby.member.host)
-        if not drained or facts.failing(standby.member.worker):
+        if standby.member.host not in drained or facts.failing(standby.member.worker):
             continue
         for rank in ranks:
             if _shadow(rank, [standby.member], facts, resume) is not None:

@@ -67,9 +67,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
     """All workers of the job that wait for a rank, best first."""
     holding = {m.host for m in record.membership.members}
     reserve = in_reserve(view)
-    drained = barred(view) | {
-        d.host for d in view.drains if d.host in holding and not record.served(d)
-    }
+    drained = drained_for(record, view)
     left = {
         move.leaver.host: number
         for number, plan in enumerate(record.history, start=1)
@@ -98,6 +96,14 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
                 member = Member(worker=w.worker, host=host.host, address=w.address)
                 found.append(Standby(standing, member, why or _refusal(w, record, facts, common)))
     return sorted(found)
+
+
+def drained_for(record: JobRecord, view: ClusterView) -> set[str]:
+    """Hosts that get no rank of the job by an operator's order: also those from which a milder
+    drain still has to move a rank."""
+    holding = {m.host for m in record.membership.members}
+    unserved = {d.host for d in view.drains if d.host in holding and not record.served(d)}
+    return barred(view) | unserved
 
 
 def barred(view: ClusterView) -> set[str]:
