@@ -126,6 +126,13 @@ class RedisStore:
         seconds, microseconds = await self._ask(self._redis.time())
         return float(seconds) + float(microseconds) / 1e6
 
+    async def host_boot(self, host: str) -> str | None:
+        value = await self._run(lua.VALUE, [f"host:{host}"])
+        if value is None:
+            return None
+        body = self._codec.body(value, HostStatus)
+        return "" if body is None else boot_of(host, body)
+
     async def leader(self) -> str:
         return text(await self._run(lua.LEADER, ["leader"]))
 
@@ -157,13 +164,6 @@ class RedisStore:
         await self._ask(self._redis.set(self._key("probe"), b"1", px=PROBE_MS))
 
     # --- writing ----------------------------------------------------------------------------------
-
-    async def host_boot(self, host: str) -> str | None:
-        value = await self._run(lua.VALUE, [f"host:{host}"])
-        if value is None:
-            return None
-        body = self._codec.body(value, HostStatus)
-        return "" if body is None else boot_of(host, body)
 
     async def claim_host(self, status: HostStatus, *, ttl_s: float) -> bool:
         key, value = self._key(f"host:{status.host}"), self._codec.sealed(status)
