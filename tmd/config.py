@@ -82,7 +82,7 @@ class Redis(Section, frozen=True):
 
 class Host(Section, frozen=True):
     name: str = field(default_factory=socket.gethostname)
-    """Name of this host, unique in the cluster: of two machines with one name, one is not seen."""
+    """Name of this host, unique in the cluster: of two machines that share it, one is ignored."""
     standby: bool = False
     """Workers on this host start as standbys and get no rank when a job forms."""
     advertise: str = field(default_factory=lambda: _own_address())

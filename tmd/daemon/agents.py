@@ -158,8 +158,8 @@ class AgentServer:
             path.unlink(missing_ok=True)
             self._lifelines.close()
             for reader, writer in self._clients.values():
-                # What has been read is taken in: a launcher may end once the connection does. What
-                # has not been read becomes an error at its end, and it calls again.
+                # Process what has been read: a launcher may exit once its connection closes. Data
+                # that has not been read makes the close an error there, and it connects again.
                 assert isinstance(writer.transport, asyncio.Transport)
                 writer.transport.pause_reading()
                 reader.feed_eof()

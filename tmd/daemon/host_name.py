@@ -1,8 +1,8 @@
-"""Keeps two machines with one host name from writing one heartbeat by turns.
+"""Keeps two machines with the same host name from overwriting each other's heartbeat.
 
 The leader would see the workers of either machine come and go, and take healthy ones for lost. So
-the machine that writes first has the name, until it has been silent for twice the time to live of a
-heartbeat. A machine that boots again sooner waits for the same time.
+the machine that writes first keeps the name until it has been silent for twice the time to live of
+a heartbeat. A machine that reboots faster than that waits for the rest of it.
 """
 
 from __future__ import annotations

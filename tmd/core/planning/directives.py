@@ -147,9 +147,9 @@ class Finish(Struct, frozen=True, tag=True):
 class EndOf(StrEnum):
     """What has ended for a worker that is to leave."""
 
-    TRAINING = "training"  # it has come to its end: nothing is left to do, even if the job failed
-    RUN = "run"  # the job failed in training: a run that begins anew may go on from a checkpoint
-    WORKER = "worker"  # the use of this worker, whatever becomes of the job
+    TRAINING = "training"  # nothing is left to train, even if the job failed afterwards
+    RUN = "run"  # the job failed in training: a new run may go on from a checkpoint
+    WORKER = "worker"  # only this worker's part in the job, which may go on
 
 
 class Leave(Struct, frozen=True, tag=True):

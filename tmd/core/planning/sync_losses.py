@@ -1,4 +1,5 @@
-"""Losses while joiners copy the state of lost ranks: who must halt, and who is named dead, too."""
+"""Handles losses while joiners copy the state of lost ranks: which workers must halt, and which
+silent ones are named dead as well."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from tmd.core.values.model import (
 def witnesses(
     plan: MigrationPlan, facts: PlanFacts, rejected: Collection[str]
 ) -> tuple[Member, ...]:
-    """Those of ``plan`` once it goes back to RECOVER: a joiner that has a state must halt as well.
-    Any other one is of the pool again, and is not waited for."""
+    """Witnesses of ``plan`` once it goes back to RECOVER. A joiner that has a state must halt as
+    well. Any other joiner returns to the pool, and nothing waits for it."""
     has = [
         move.joiner
         for move in plan.moves
@@ -40,8 +41,8 @@ def silent_survivors(
 ) -> tuple[str, ...]:
     """Members of the new epoch that take no new rank and of which nothing is heard.
 
-    None if the job could not go on without them, for lack of a state or of a standby. A silent host
-    proves nothing: its worker may be well, and just send the only copy of a state.
+    Empty if the job could not go on without them, for lack of a state or of a standby. A silent
+    host proves nothing: its worker may be well, and may be sending the only copy of a state.
     """
     joiners = {move.joiner for move in plan.moves}
     members = [m.worker for m in dict.fromkeys(plan.new.members) if m not in joiners]

@@ -119,7 +119,7 @@ def respond(
         status: the worker's own.
         under: the directive that led to the worker's current activity, if any.
         has_shadow: whether a standby still holds a shadowed state.
-        one_run: whether the worker serves no later run of the job, as one that replaces another.
+        one_run: whether the worker takes part in this run of the job only, as a restarted one does.
     """
     response = TABLE[status.activity].get(type(directive))
     match status.activity, directive:

@@ -316,7 +316,7 @@ class LocalState:
         for name, raw in msgpack.decode(blob, type=dict[str, bytes]).items():
             buffer = buffers.get(name)
             if buffer is None or buffer.nbytes != len(raw):
-                log.warning("buffer %s of a lost rank is not here: it has made its own", name)
+                log.warning("no buffer here fits %s of the lost rank: it is not restored", name)
                 continue
             flat = torch.frombuffer(bytearray(raw), dtype=buffer.dtype)
             buffer.data.copy_(flat.view(buffer.shape))
@@ -334,8 +334,8 @@ class LocalState:
         return small or self._steps < 2 or known
 
     def _packed(self, buffers: dict[str, Tensor]) -> bytes:
-        """A copy of those of ``buffers`` that forwards write to, and of small ones that forwards
-        have made: another rank may have made other ones."""
+        """A copy of the ``buffers`` that forwards write to, and of small ones that forwards have
+        created: those of another rank may differ."""
         made = {name for name in buffers.keys() - self._first if buffers[name].nbytes <= SMALL}
         names = sorted({*self._live(buffers), *made})
         return msgpack.encode(bytes_of({name: buffers[name] for name in names}))
