@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec import json
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.optim import SGD, AdamW
@@ -92,7 +92,8 @@ def gone_on(
     names = [Names(stage.registry, alike or all_different(len(stages))) for stage in stages]
     claims = [each.claims(rank) for rank, each in enumerate(names)]
     place = placing(reading.saved, claims)
-    check(reading, claims, place, len(stages))
+    awaited = [name for each in names for name in each.awaited()]
+    check(reading, claims, place, len(stages), awaited)
     for rank, each in enumerate(names):
         restore(reading, each, place, rank, len(stages), SEED)
 
@@ -228,6 +229,50 @@ def test_buffers_outside_of_state_dict_come_from_the_first_replica(tmp_path: Pat
     assert [float(s.model.get_buffer("count")) for s in after] == [5.0] * 3
 
 
+class Masked(nn.Sequential):
+    """Makes a buffer, which its state dict contains, in its first forward pass."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(nn.Linear(WIDTH, WIDTH))
+        self.value = value
+        self.mask: Tensor | None
+        self.register_buffer("mask", None)
+        self.register_buffer("own", torch.tensor(value), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.full((WIDTH,), self.value)
+        found: Tensor = super().forward(x) * self.mask
+        return found
+
+
+class MaskedStage(Stage):
+    def __init__(self, value: float, *, ran: bool = False) -> None:
+        self.model = Masked(value)
+        self.registry = Registry({"model": self.model})
+        if ran:
+            self.model(torch.ones(1, WIDTH))
+
+
+@pytest.mark.parametrize("ran", [False, True], ids=["fresh", "after a forward pass"])
+@pytest.mark.parametrize("made", [False, True], ids=["before it is made", "after"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_buffer_that_a_model_makes_is_there_if_the_checkpoint_has_it(
+    tmp_path: Path, size: int, made: bool, ran: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank of a job of the same size has all other values of its own, too."""
+    reading = saved(tmp_path, [MaskedStage(5.0 + r, ran=made) for r in range(2)], ((0, 1),))
+    after = [MaskedStage(1.0, ran=ran) for _ in range(size)]
+
+    gone_on(reading, after, (tuple(range(size)),))
+
+    values = [5.0, 6.0] if size == 2 else [5.0] * 3
+    assert [float(s.model.get_buffer("own")) for s in after] == values
+    masks = [dict(s.model.named_buffers()).get("mask", torch.zeros(0)).tolist() for s in after]
+    assert masks == ([[value] * WIDTH for value in values] if made else [[]] * size)
+    assert "which no rank registers" not in caplog.text
+
+
 class Two:
     """Two models with equal names, of one optimizer, or one model without optimizer."""
 
@@ -267,7 +312,7 @@ def read(reading: archive.CheckpointReader, registry: Registry) -> None:
     names = Names(registry, all_different(1))
     claims = [names.claims(0)]
     place = placing(reading.saved, claims)
-    check(reading, claims, place, 1)
+    check(reading, claims, place, 1, names.awaited())
     restore(reading, names, place, 0, 1, SEED)
 
 

@@ -100,6 +100,11 @@ class Names:
         params = (name for number in mine for name in self._params[number])
         return [*dict.fromkeys((*params, *(self._buffers if self.home(rank) == rank else ())))]
 
+    def awaited(self) -> list[Path]:
+        """Names, without a prefix, of buffers that a module declares and makes later."""
+        pairs = zip(self.modules, self._registry.late, strict=True)
+        return [(name, plain(path)) for name, late in pairs for path in late.awaited()]
+
     @property
     def others(self) -> list[str]:
         """Names of the registered objects that are neither modules nor optimizers, in the order in
@@ -109,9 +114,12 @@ class Names:
 
     @property
     def digest(self) -> str:
-        """Digest (hex, xxh3-128) of all names without a prefix, to compare ranks."""
+        """Digest (hex, xxh3-128) of all names without a prefix, to compare ranks; without buffers
+        that a module makes while it trains, which a fresh process does not have yet."""
         params = (name for names in self._params for name in names)
-        text = "\n".join(dotted(name) for name in (*params, *self._buffers))
+        made = {id(buffer) for late in self._registry.late for buffer in late.made()}
+        buffers = (name for name, held in self._buffers.items() if id(held) not in made)
+        text = "\n".join(dotted(name) for name in (*params, *buffers))
         return xxhash.xxh3_128(text.encode()).hexdigest()
 
     def place(self, number: int, rank: int, placing: Placing) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,15 +132,22 @@ def _put_aside(place: Path) -> str:
     return ""
 
 
-def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) -> None:
-    """Check that some rank claims every entry of a checkpoint. If the number of ranks is the same,
-    an unclaimed tensor is only logged.
+def check(
+    reading: CheckpointReader,
+    claims: Claims,
+    place: Placing,
+    size: int,
+    awaited: Collection[Name] = (),
+) -> None:
+    """Check that some rank claims every entry of a checkpoint, except ``awaited`` ones: buffers
+    that models make while they train. If the number of ranks is the same, an unclaimed tensor is
+    only logged.
 
     Raises:
         StateMismatch: an entry is unclaimed, or its owner is ambiguous.
     """
     modules = {*_values(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
-    found = unclaimed(reading.saved, claims, place)
+    found = {name for name in unclaimed(reading.saved, claims, place) if bare(name) not in awaited}
     left = sorted(dotted(name) for name in found if bare(name)[0] in modules)
     if not left:
         return

@@ -69,10 +69,16 @@ class Saving:
         step, self.checkpoints.run = chosen(folder, rank, gathered, resume=resume)
         if step is not None:
             self._before = opened(folder, step)
-            own = json.encode(self._named().claims(rank)).decode()
-            claims = [json.decode(text, type=list[Path]) for text in gathered(own)]
+            names = self._named()
+            # The values of another rank have no buffers of this one.
+            fits = self._before.seal.size == self._size or names.home(rank) == 0
+            own = names.claims(rank), names.awaited() if fits else []
+            texts = gathered(json.encode(own).decode())
+            every = [json.decode(text, type=tuple[list[Path], list[Path]]) for text in texts]
+            claims = [claimed for claimed, _ in every]
+            awaited = {name for _, later in every for name in later}
             self._place = placing(self._before.saved, claims)
-            check(self._before, claims, self._place, self._size)
+            check(self._before, claims, self._place, self._size, awaited)
         if rank == 0:
             place = "starting from scratch" if self._before is None else "resuming"
             found = "no checkpoint" if self._before is None else str(self._before.path)

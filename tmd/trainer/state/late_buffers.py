@@ -35,6 +35,11 @@ class LateBuffers:
         """Names of buffers that are not yet here."""
         return {slot.path for slot in slots(self._module) if slot.held is None}
 
+    def made(self) -> list[Tensor]:
+        """The buffers that are here since the registration."""
+        every = slots(self._module)
+        return [s.held for s in every if s.held is not None and not self._first.get(s.path)]
+
     def among(self, layout: Layout) -> dict[str, TensorSpec]:
         """The buffers in a layout of the module's parameters and buffers."""
         assert isinstance(layout, Node)
