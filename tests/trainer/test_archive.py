@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
+from tests.trainer.waiting import PATIENCE_S, wait_for
 from tmd.core.values.checkpoints import PARTIAL, name_of
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.checkpoints import archive, disk
@@ -588,19 +591,68 @@ def test_a_worker_of_the_former_run_replaces_no_part_of_this_one(tmp_path: Path)
     assert archive.flaw(tmp_path, STEP) == ""
 
 
-@pytest.mark.parametrize("later", ["part-1", "part-1.new"])
+@pytest.mark.parametrize("later", ["part-1", "part-1.1234.new"])
 def test_a_lock_that_a_lost_host_has_left_does_not_count(tmp_path: Path, later: str) -> None:
     """On NFS it may remain until the host is back. The rank's new worker writes its part of a later
     checkpoint."""
     place = tmp_path / (name_of(STEP) + PARTIAL)
     place.mkdir()
-    with disk.marked(place / "part-1.writing"):
+    with disk.marked(place / "part-1.1234.writing"):
         before = archive.being_written(tmp_path, STEP, [1, 2])
         (tmp_path / (name_of(STEP + 10) + PARTIAL) / later).mkdir(parents=True)
         after = archive.being_written(tmp_path, STEP, [1, 2])
 
     assert (before, after) == (True, False)
     assert not archive.being_written(tmp_path, STEP, [1, 2])
+
+
+class Halting:
+    """A value whose writing waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        self.begun.set()
+        assert self.goes_on.wait(PATIENCE_S)
+        return int, (2,)
+
+
+def test_a_part_is_that_of_one_of_two_workers_that_write_it(tmp_path: Path) -> None:
+    """The former worker of a rank was cut off while it wrote, and goes on."""
+    stages = [Stage("a", 1).train() for _ in range(2)]
+    names = [Names(stage.registry, all_different(1)) for stage in stages]
+    former, later = (StagedState(n, 0, STEP, Position(0, STEP), SEED) for n in names)
+    halting = later.copies["scheduler", "last_epoch"] = Halting()
+    for staged in (former, later):
+        staged.finish()
+    later.settled.set()
+    with ThreadPoolExecutor() as threads:
+        one = threads.submit(archive.write_part, tmp_path, former, 1)
+        wait_for(lambda: any(tmp_path.glob(f"*/part-0.*/{archive.SEAL}")))
+        other = threads.submit(archive.write_part, tmp_path, later, 1)
+        assert halting.begun.wait(PATIENCE_S)
+        former.settled.set()
+        error = one.exception(PATIENCE_S)
+        halting.goes_on.set()
+        other.result(PATIENCE_S)
+    archive.join_parts(tmp_path, STEP, 1)
+
+    assert isinstance(error, FileNotFoundError)
+    assert archive.flaw(tmp_path, STEP) == ""
+    found = sorted(each.name for each in (tmp_path / name_of(STEP)).iterdir())
+    assert found == [".metadata", "part-0", "tmd.json"]
+
+
+@pytest.mark.parametrize("left", ["part-0.1234.new", "part-0.1234.writing"])
+def test_nothing_of_a_killed_worker_is_in_a_checkpoint(tmp_path: Path, left: str) -> None:
+    parts(tmp_path, Two(1).only("model", "ema", "optimizer"))
+    place = tmp_path / (name_of(STEP) + PARTIAL)
+    (place / left).touch() if left.endswith("writing") else (place / left).mkdir()
+    archive.join_parts(tmp_path, STEP, 1)
+
+    found = sorted(each.name for each in (tmp_path / name_of(STEP)).iterdir())
+    assert found == [".metadata", "part-0", "tmd.json"]
 
 
 def test_two_workers_of_a_rank_may_write_at_once(tmp_path: Path) -> None:

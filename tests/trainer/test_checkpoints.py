@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -14,8 +13,14 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 
+from tests.trainer.waiting import PATIENCE_S, wait_for
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint, complete
-from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, WritingStage
+from tmd.trainer.checkpoints.checkpoints import (
+    Checkpoints,
+    CheckpointSchedule,
+    Patience,
+    WritingStage,
+)
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.replicas import all_different
@@ -23,7 +28,6 @@ from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.verification import StateVerdict
 
 EVERY = 10
-PATIENCE_S = 20
 Reports = Queue[tuple[SavedCheckpoint | None, MissedCheckpoint | None]]
 
 
@@ -39,6 +43,7 @@ def checkpoints(
     size: int = 1,
     verdict: StateVerdict = lambda: "",
     ending_s: float = PATIENCE_S,
+    last_s: float = PATIENCE_S,
     *,
     at_end: bool = False,
 ) -> Checkpoints:
@@ -52,7 +57,7 @@ def checkpoints(
         size,
         lambda *report: reports.put(report),
         lambda: verdict,
-        ending_s=ending_s,
+        patience=Patience(ending_s, last_s),
     )
 
 
@@ -216,15 +221,6 @@ def test_rank_0_reports_the_part_of_a_dead_rank(
     ending.join(PATIENCE_S)
 
 
-def wait_for(there: Callable[[], bool]) -> None:
-    ticks = threading.Event()
-    for _ in range(1000):
-        if there():
-            return
-        ticks.wait(PATIENCE_S / 1000)
-    raise TimeoutError
-
-
 def test_an_unverified_state_is_not_written(tmp_path: Path, reports: Reports) -> None:
     """The verdict comes after the copy; then the part is written, or never."""
     verdicts: Queue[str] = Queue()
@@ -283,6 +279,35 @@ def test_the_end_of_a_loop_gives_others_time_for_the_checkpoint_before(
     assert all(missed is None for _, missed in reports.queue)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_does_not_wait_for_good_for_the_part_of_a_lost_rank(
+    tmp_path: Path, reports: Reports, rank: int
+) -> None:
+    """It may have given its rank away, so that no later checkpoint of its own ends the wait."""
+    of = checkpoints(tmp_path, reports, size=3, last_s=0.0)
+    due(of, 10, rank)
+    wait_for(lambda: of._reached is WritingStage.ENDED)
+
+    assert (tmp_path / "step-00000010.partial" / f"part-{rank}").is_dir()
+    if rank == 0:
+        assert next_report(reports)[1] == MissedCheckpoint(10, "no part of rank 1, 2 in time", 1)
+    of.close()
+
+
+def test_a_state_on_disk_is_not_kept_in_memory(tmp_path: Path, reports: Reports) -> None:
+    """Other ranks may write for hours, or this worker build objects for another rank meanwhile."""
+    of = checkpoints(tmp_path, reports, size=2, ending_s=0.1)
+    of.at_boundary(10, Position(0, 10), 0, seed=1)
+    staged = of._staged
+    of.settle()
+    wait_for(lambda: of._reached is WritingStage.WAITS)
+    of.close()
+
+    assert staged is not None
+    assert not staged.live
+    assert not staged.copies
+
+
 def test_the_parts_of_missed_checkpoints_are_removed(tmp_path: Path, reports: Reports) -> None:
     """Before the next one is written: the disk may have no room for both."""
     of = checkpoints(tmp_path, reports, size=2, ending_s=0.1)
@@ -336,7 +361,7 @@ def test_rank_0_does_not_give_up_a_part_that_is_being_written(
     other: Reports = Queue()
     fast, slow = checkpoints(tmp_path, reports, size=2), checkpoints(tmp_path, other, size=2)
     slow.at_boundary(10, Position(0, 10), 1, seed=1)  # its part is written once it is settled
-    wait_for((tmp_path / "step-00000010.partial" / "part-1.writing").exists)
+    wait_for(lambda: any(tmp_path.glob("step-00000010.partial/part-1.*.writing")))
     due(fast, 10)
     wait_for(lambda: fast._reached is WritingStage.OTHERS_WRITE)
     due(fast, 20)

@@ -69,7 +69,9 @@ def test_a_checkpoint_that_may_not_be_read_is_not_damaged(
     assert sorted(os.listdir(tmp_path)) == [name_of(10), name_of(20)]
 
 
-@pytest.mark.parametrize("code", [errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize(
+    "code", [errno.ESTALE, errno.ETIMEDOUT, errno.EIO, errno.EMFILE, errno.ENOMEM]
+)
 def test_an_error_that_passes_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from errno import EIO, EISDIR
+from errno import EEXIST, EISDIR, ENOTEMPTY
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ WRITING = ".writing"
 PART = "part-"
 ABSENT = "it is not there"
 """The flaw of a checkpoint that this rank cannot see."""
-DAMAGE = disk.NOT_THERE | {EIO, EISDIR}
+DAMAGE = disk.NOT_THERE | {EISDIR}
 """Errors that mean that a file is damaged. Any other error is raised, since it may be temporary, as
 when a file server is away."""
 
@@ -97,11 +97,15 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
             has written this part.
     """
     place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
-    new = place.with_suffix(NEW)
-    shutil.rmtree(new, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in _beginning(place.parent, place.name, NEW):  # by a former worker of the rank
+        shutil.rmtree(left, ignore_errors=True)
+    # That worker may still write. In a folder of both, one would seal what the other is writing.
+    own = f"{place.name}.{uuid.uuid4().hex[:8]}"
+    new = place.with_name(own + NEW)
     try:
-        new.mkdir(parents=True)
-        with disk.marked(place.with_suffix(WRITING)):
+        new.mkdir()
+        with disk.marked(place.with_name(own + WRITING)):
             _write(new, staged)
             _seal(new, CheckpointSeal(staged.step, staged.position, size, _digests(new), run=run))
             staged.confirm()
@@ -109,6 +113,14 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+
+def _beginning(folder: Path, part: str, ending: str) -> list[Path]:
+    """What workers of the rank of ``part`` have in a folder of parts, which need not exist."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names = (name for name in os.listdir(folder) if name.startswith(f"{part}."))
+        return [folder / name for name in names if name.endswith(ending)]
+    return []
 
 
 def _give_name(new: Path, place: Path, run: str) -> None:
@@ -121,8 +133,14 @@ def _give_name(new: Path, place: Path, run: str) -> None:
         if run < there:
             raise StateMismatch("a later run of the job writes into the folder")
         shutil.rmtree(place)
-    new.rename(place)
-    disk.sync(place.parent)
+    try:
+        new.rename(place)
+    except OSError as error:
+        if error.errno not in {EEXIST, ENOTEMPTY}:
+            raise
+        _give_name(new, place, run)  # another worker of the rank was faster
+    else:
+        disk.sync(place.parent)
 
 
 def _of_one_run(runs: set[str]) -> bool:
@@ -158,8 +176,8 @@ def being_written(folder: Path, step: int, ranks: Iterable[int]) -> bool:
     place = _unfinished(folder, step)
     later = [folder / name for name in os.listdir(folder) if (step_of(name, PARTIAL) or 0) > step]
     return any(
-        disk.is_locked(place / f"{PART}{rank}{WRITING}")
-        and not any(disk.exists(each / f"{PART}{rank}{end}") for each in later for end in ("", NEW))
+        any(map(disk.is_locked, _beginning(place, part := f"{PART}{rank}", WRITING)))
+        and not any(disk.exists(each / part) or _beginning(each, part, NEW) for each in later)
         for rank in ranks
     )
 
@@ -206,6 +224,11 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
     files[METADATA] = disk.digest(place / METADATA)
     _seal(place, CheckpointSeal(step, seals[f"{PART}0"].position, size, files))
+    for name in seals:
+        for left in _beginning(place, name, NEW):
+            shutil.rmtree(left, ignore_errors=True)
+        for left in _beginning(place, name, WRITING):
+            left.unlink(missing_ok=True)
     place.rename(folder / name_of(step))
     disk.sync(folder)
 

@@ -41,11 +41,19 @@ LOOK_S = 0.2
 ALL = sys.maxsize
 WRITING_S = 60.0
 """Longest time that an ending process waits for its own part of the current checkpoint."""
-LAST_S = 1800.0
-"""Longest time that the end of a loop waits for this rank's part of its checkpoint. Rank 0 also
-lets other ranks write their parts of any checkpoint for so long."""
-ENDING_S = 5.0
-"""Longest wait for parts that nobody writes now: at the end of a loop and of a process."""
+
+
+class Patience(NamedTuple):
+    """Longest waits, in seconds."""
+
+    ending_s: float = 5.0
+    """For parts that nobody writes now, at the end of a loop and of a process."""
+    last_s: float = 1800.0
+    """At the end of a loop, for this rank's part. Also for parts of others: longer only where a
+    part is being written and no later checkpoint is due."""
+
+
+PATIENCE = Patience()
 
 Tell = Callable[[SavedCheckpoint | None, MissedCheckpoint | None], None]
 """Receives the newest checkpoint, and the newest one missed since; any thread."""
@@ -93,10 +101,10 @@ class Checkpoints:
         tell: Tell,
         verdict: Callable[[], StateVerdict],
         *,
-        ending_s: float = ENDING_S,
+        patience: Patience = PATIENCE,
     ) -> None:
         """``verdict``: on the state as it is at a boundary."""
-        self._ending_s = ending_s
+        self._patience = patience
         self._order, self._named, self._size = order, named, size
         self._tell, self._verdict = tell, verdict
         self._at: tuple[int, int | None] = -1, None
@@ -132,16 +140,17 @@ class Checkpoints:
         ``broken()`` is true: then the caller calls it again after the repair."""
         if not self._order.at_end:
             return
-        self._await(WritingStage.WAITS, LAST_S, broken)
+        self._await(WritingStage.WAITS, self._patience.last_s, broken)
         if self._at in ((step, rank), (step, None)) or broken():
             return
         # Once the last checkpoint is staged, the previous one waits no longer for other ranks.
-        self._await(WritingStage.ENDED, self._ending_s, broken)
-        self._await(WritingStage.WAITS, LAST_S, broken)  # another rank may have begun since
+        self._await(WritingStage.ENDED, self._patience.ending_s, broken)
+        # Another rank may have begun since.
+        self._await(WritingStage.WAITS, self._patience.last_s, broken)
         self._at = step, rank
         self._stage(step, position, rank, seed)
         self.settle()
-        self._await(WritingStage.OTHERS_WRITE, LAST_S, broken)
+        self._await(WritingStage.OTHERS_WRITE, self._patience.last_s, broken)
 
     def _stage(self, step: int, position: Position, rank: int, seed: int) -> None:
         if self._reached < WritingStage.WAITS:
@@ -188,11 +197,11 @@ class Checkpoints:
             # No rank has waited for the parts of others if there was no vote, as under torchrun.
             # The rank of a process that ends by an error is not replaced until it is gone.
             patient = self._order.at_end and not ends_by_error()
-            self._thread.join(WRITING_S if patient else self._ending_s)
+            self._thread.join(WRITING_S if patient else self._patience.ending_s)
             self._attempt.over.set()
             for thread in (self._thread, self._former):
                 if thread is not None:
-                    thread.join(self._ending_s)
+                    thread.join(self._patience.ending_s)
 
     def _await(self, wanted: WritingStage, seconds: float, stop: Callable[[], bool]) -> None:
         """Wait until the current checkpoint has come as far as ``wanted``."""
@@ -221,20 +230,32 @@ class Checkpoints:
                 self._at = -1, None
                 raise StateMismatch(why)
             if former is not None:
-                former.join(self._ending_s)  # it still reports the parts that it waited for
+                # It still reports the parts that it waited for.
+                former.join(self._patience.ending_s)
             if staged.rank == 0:
                 # Parts of missed checkpoints: the disk may have no room for them and this one.
                 self._prune(step, keep=ALL)
             if not archive.is_complete(folder, step):
-                archive.write_part(folder, staged, self._size, self.run)
+                self._write(staged)
             self._complete(staged, attempt)
         except Exception as error:
             # No error of a checkpoint may reach training.
             self._misses(step, error)
 
+    def _write(self, staged: StagedState) -> None:
+        folder = self._order.folder
+        try:
+            archive.write_part(folder, staged, self._size, self.run)
+            staged.release()
+        except FileNotFoundError:
+            # Another worker of the rank has written its part, and the parts were joined.
+            if not archive.is_complete(folder, staged.step):
+                raise
+
     def _complete(self, staged: StagedState, attempt: Attempt) -> None:
         """Wait until the checkpoint is complete. The worker of rank 0 joins its parts."""
-        folder, step, deadline = self._order.folder, staged.step, time.monotonic() + LAST_S
+        folder, step = self._order.folder, staged.step
+        deadline = time.monotonic() + self._patience.last_s
         while not archive.is_complete(folder, step):
             missing = archive.parts_missing(folder, step, self._size) if staged.rank == 0 else []
             if staged.rank == 0 and not missing:
@@ -242,10 +263,13 @@ class Checkpoints:
                 if self._join(step):
                     continue
             # Rank 0 would remove the folder in which the others write.
-            patient = missing and time.monotonic() < deadline
-            writing = patient and archive.being_written(folder, step, missing)
-            attempt.progress = WritingStage.OTHERS_WRITE if writing else WritingStage.WAITS
-            if attempt.over.wait(LOOK_S) and not archive.is_complete(folder, step):
+            writing = bool(missing) and archive.being_written(folder, step, missing)
+            late = time.monotonic() > deadline
+            others = writing and not late
+            attempt.progress = WritingStage.OTHERS_WRITE if others else WritingStage.WAITS
+            # No later checkpoint ends this where the worker has given its rank away.
+            ends = attempt.over.wait(LOOK_S) or (late and not writing)
+            if ends and not archive.is_complete(folder, step):
                 self._waited_in_vain(staged)
                 return
         self._has(SavedCheckpoint(step, time.time(), str(folder / name_of(step))))

@@ -86,7 +86,10 @@ def _flaw(folder: Path, step: int, rank: int, ranks: int) -> str:
         return f"{UNUSABLE}{in_words(error)}: let the user of this job read the folder"
     except OSError as error:
         where = folder / name_of(step)
-        return f"{UNUSABLE}{where} cannot be read now: {in_words(error)}: start the job again"
+        return (
+            f"{UNUSABLE}{where} cannot be read now: {in_words(error)}: start the job again; if it "
+            f"stays so, rename it to {where.name}{REFUSED} to use the one before"
+        )
 
 
 def _listed(folder: Path, resume: bool) -> str:
@@ -116,7 +119,8 @@ def _listed(folder: Path, resume: bool) -> str:
 def _only_damaged(folder: Path) -> str:
     return (
         f"all checkpoints in {folder} are damaged (their names end in {REFUSED}): give another "
-        "folder to start from scratch, or remove them"
+        "folder to start from scratch, or remove them; one that can be read again is used once "
+        "it has its former name"
     )
 
 

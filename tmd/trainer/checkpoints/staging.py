@@ -75,6 +75,11 @@ class StagedState:
         if self.broken is not None:
             raise self.broken
 
+    def release(self) -> None:
+        """Let go of the state, which is on disk: it may be of an object that is dropped next."""
+        self.live.clear()
+        self.copies.clear()
+
     def finish(self) -> None:
         """Any thread: returns once all is copied, or has failed."""
         while self.advance():
