@@ -1,20 +1,24 @@
 """The same batch again when a step is repeated, and the data position of a joiner."""
 
+import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from msgspec import structs
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.e2e.frameworks import need
 from tests.trainer.standalone import Voting
 from tmd.trainer.session.session import Session
-from tmd.trainer.state.data import Feed, Position, StepSampler
+from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.placing import DataPlace
+from tmd.trainer.state.step_sampler import StepSampler
 
 
 def feed_of(loader: Iterable[object], place: tuple[int, int] = (0, 1)) -> Feed:
@@ -520,3 +524,81 @@ def test_a_loader_that_counts_its_iterations_has_the_epoch_of_the_call_again() -
     second = feed_of(loader)
     second.seek(Position(0, 3))
     assert drawn(second, range(3, 4)) == epochs[1][3:]
+
+
+def divided(samples: int, parts: int) -> DataLoader[object]:
+    """Another order in each epoch, and two samples a batch."""
+    data = TensorDataset(torch.arange(float(samples)))
+    return DataLoader(data, batch_size=2, sampler=DistributedSampler(data, parts, 0, seed=4))
+
+
+def rest_of(feed: Feed) -> list[float]:
+    found: list[float] = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            found += torch.as_tensor(feed.next(0)[0]).tolist()
+    return found
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["a loader", "a function"])
+@pytest.mark.parametrize(
+    ("before", "after", "done", "again"), [(2, 4, 6, 0), (4, 2, 3, 0), (2, 3, 4, 4), (3, 2, 2, 0)]
+)
+def test_a_job_of_another_size_goes_on_after_as_many_samples(
+    before: int, after: int, done: int, again: int, built: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves none out. Less than a batch of each rank comes again."""
+
+    def feeds(parts: int) -> list[Feed]:
+        def build(place: DataPlace) -> DataLoader[object]:
+            made = divided(48, parts)
+            cast("Any", made.sampler).rank = place.part
+            return made
+
+        loader = build if built else divided(48, parts)
+        return [
+            Feed(loader, 0, lambda: 1, partial(DataPlace, part, parts)) for part in range(parts)
+        ]
+
+    first, then = feeds(before), feeds(after)
+    seen = [n for feed in first for batch in drawn(feed, range(done)) for n in batch]
+    first[0].commit()
+    for feed in then:
+        feed.resume(first[0].resumable)
+    count = Counter(seen + [n for feed in then for n in rest_of(feed)])
+
+    assert len(count) == 48
+    assert sum(count.values()) == 48 + again
+    assert f"the data have {after} parts now, and had {before}: the loop goes on at" in caplog.text
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 3), (3, 2)])
+def test_a_job_of_another_size_stays_at_the_end_of_its_epoch(before: int, after: int) -> None:
+    """A function is due there, after the last step."""
+    feed = feed_of(divided(28, before), (0, before))
+    rest_of(feed)
+    feed.commit()
+    end = structs.replace(feed.resumable, due="evaluate", exhausted=True)
+    other = feed_of(divided(28, after), (0, after))
+    other.resume(end)
+
+    assert other.due == "evaluate"
+    assert rest_of(other) == []
+
+
+def test_data_that_are_not_known_to_be_divided_go_on_at_the_same_batch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stream may be divided or not. A sampler without epochs counts steps."""
+    for each in (sampled, iterable):
+        caplog.clear()
+        feed, other = feed_of(each(), (0, 2)), feed_of(each(), (0, 1))
+        before = drawn(feed, range(8))
+        half = feed_of(each(), (0, 2))
+        drawn(half, range(4))
+        half.commit()
+        other.resume(half.resumable)
+
+        assert other.position.index == 4
+        assert ("samples come again or are left out" in caplog.text) == (each is iterable)
+        assert each is sampled or drawn(other, range(4, 8)) == before[4:]

@@ -24,8 +24,8 @@ from tmd.fabric.kept_calls import CollectiveCall, KeptInputs, MemoryPool
 from tmd.fabric.memory import KEPT, Scratch
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.outbox import Outbox
-from tmd.trainer.state.data import StepSampler
 from tmd.trainer.state.layout import flatten
+from tmd.trainer.state.step_sampler import StepSampler
 from tmd.trainer.state.units import whole_digest
 
 pytestmark = pytest.mark.timeout(60)

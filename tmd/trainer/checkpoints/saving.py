@@ -115,7 +115,7 @@ class Saving:
             return None
         names = self._named()
         restore(before, names, self._place, rank, self._size, seed)
-        feed.seek(before.seal.position)
+        feed.resume(before.seal.position)
         step = before.seal.step
         for other in local.neighbours(rank, self._size):
             if (buffers := buffers_of(before, names, other, self._size)) is not None:

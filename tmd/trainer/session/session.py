@@ -29,13 +29,14 @@ from tmd.trainer.session.repeatable import Repeatable
 from tmd.trainer.session.step import Step
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
-from tmd.trainer.state.data import Position, StepSampler
+from tmd.trainer.state.data import Position
 from tmd.trainer.state.evaluations import Evaluations
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.placing import DataPlace, Loader
 from tmd.trainer.state.replicas import Partition, partition
 from tmd.trainer.state.seeds import base_seed
 from tmd.trainer.state.state import Registry
+from tmd.trainer.state.step_sampler import StepSampler
 from tmd.trainer.state.unwrapping import Counter
 
 T = TypeVar("T")
@@ -295,9 +296,8 @@ class Session:
             ValueError: the name is missing or taken.
             RuntimeError: called after :meth:`batches`.
         """
-        return self._loop.repeatables.add(
-            Repeatable(name or getattr(function, "__name__", ""), function, then)
-        )
+        named = name or getattr(function, "__name__", "")
+        return self._loop.repeatables.add(Repeatable(named, function, then))
 
     def on_handover(self, function: Callable[[], object]) -> None:
         """Call ``function`` on this worker when a plan has given its rank to another one, before
@@ -311,7 +311,7 @@ class Session:
         self._hooks.handovers.add(function)
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
-        """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""
+        """A sampler without state: see :class:`tmd.trainer.state.step_sampler.StepSampler`."""
         return StepSampler(size, batch_size, steps, self._place, seed)
 
     def placed(self, loader: Loader) -> Iterable[Any]:

@@ -12,23 +12,29 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
-from msgspec import Struct
-from torch.utils.data import Sampler
+from msgspec import Struct, structs
 
 from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.batches import DrawnBatch
 from tmd.trainer.state.loading import (
-    SeededIndex,
     begin_anew,
     epoch_of,
     loads_in_turn,
     seed_own_generators,
     seeded_workers,
 )
-from tmd.trainer.state.placing import DRAWN, DataPlace, Loader, is_function, placed, refuse_fixed
+from tmd.trainer.state.placing import (
+    DRAWN,
+    DataPlace,
+    Loader,
+    is_divided,
+    is_function,
+    placed,
+    refuse_fixed,
+)
 from tmd.trainer.state.read_ahead import without_read_ahead
 from tmd.trainer.state.seeds import mixed, seed_all
+from tmd.trainer.state.step_sampler import Course, StepSampler, check_size
 
 log = logging.getLogger("tmd.trainer")
 
@@ -45,69 +51,8 @@ class Position(Struct, frozen=True):
     exhausted: bool = False
     """The loader has no more batches for a step. With uneven loaders a rank may have had fewer than
     ``index``."""
-
-
-class Course:
-    """One iteration of a :class:`StepSampler`."""
-
-    def __init__(self, start: int) -> None:
-        self.next = start
-        """Number of its next batch; may be set."""
-        self.given = 0
-        """Number of batches given so far."""
-        self.ended = False
-
-
-class StepSampler(Sampler[int]):
-    """Indices of a dataset as a function of (seed, step, rank): no state to save, none to skip.
-
-    Draws with replacement; every rank takes its own part of each global batch. Use as the
-    ``sampler`` of a ``DataLoader`` with the same ``batch_size``.
-
-    Args:
-        size: length of the dataset.
-        batch_size: samples per rank and step.
-        steps: number of batches.
-        place: returns the index of this rank's part and the number of parts; called again for each
-            batch, since the worker's rank can change.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        steps: int,
-        place: Callable[[], tuple[int, int]],
-        seed: int = 0,
-    ) -> None:
-        self._size, self.batch_size, self._steps = size, batch_size, steps
-        self._place, self._seed = place, seed
-        self.start = 0
-        """First batch of the next iteration."""
-        self.latest: Course | None = None
-        """The iteration that began last."""
-        self.seed_of: Callable[[int], int] | None = None
-        """Returns the seed for a batch's loader processes; ``None`` if there are none."""
-
-    def __len__(self) -> int:
-        return self._steps * self.batch_size
-
-    def __iter__(self) -> Iterator[int]:
-        self.latest = Course(self.start)
-        return self._indices(self.latest)
-
-    def _indices(self, course: Course) -> Iterator[int]:
-        generator = torch.Generator()
-        while course.next < self._steps:
-            step, course.next, course.given = course.next, course.next + 1, course.given + 1
-            rank, world = self._place()
-            generator.manual_seed(self._seed * 1_000_003 + step)
-            size = (world, self.batch_size)
-            drawn = torch.randint(self._size, size, generator=generator, device="cpu")
-            first, *others = drawn[rank].tolist()
-            yield first if self.seed_of is None else SeededIndex(first, self.seed_of(step))
-            yield from others
-        course.ended = True
+    parts: int = 0
+    """Number of parts of the data; only in a checkpoint, and 0 in one of tmd 0.1.0."""
 
 
 class Feed:
@@ -165,6 +110,11 @@ class Feed:
         if self._closed and not self.due:
             return Position(self.call + 1)
         return Position(self.call, self._committed, self.due, self._closed, self._exhausted)
+
+    @property
+    def resumable(self) -> Position:
+        """The same for :meth:`resume`, perhaps by a job of another size."""
+        return structs.replace(self.position, parts=self._place().parts)
 
     @property
     def drawn(self) -> bool:
@@ -289,6 +239,26 @@ class Feed:
         if not position.over and not self._jump(position.index):
             self._open(position.index, exhausted=position.exhausted)
 
+    def resume(self, position: Position) -> None:
+        """Go to the ``position`` of a checkpoint, whose job may have divided the data into another
+        number of parts. An epoch that is divided among the ranks then goes on after as many
+        samples, rounded down to a batch of each rank."""
+        part, parts = self._place()
+        if position.parts in (0, parts) or not position.index or position.over:
+            return self.seek(position)
+        before, steps = position, getattr(self._loader, "sampler", None)
+        if is_divided(self._loader):
+            # With a batch too many, one that was the last one stays that.
+            up = parts - 1 if position.exhausted else 0
+            index = (position.index * position.parts + up) // parts
+            position = structs.replace(position, index=index)
+        if part == 0 and not isinstance(steps, StepSampler):
+            log.warning(
+                "the data have %d parts now, and had %d: %s",
+                *(parts, before.parts, _gone_on(before.index, position.index)),
+            )
+        self.seek(position)
+
     def _go_to(self, position: Position) -> None:
         self._kept.clear()
         self._replay = 0
@@ -327,7 +297,7 @@ class Feed:
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
         if steps is not None:
-            _check_size(loader, steps.batch_size)
+            check_size(loader, steps.batch_size)
         skip = index if steps is None else 0
         if steps is None:
             self._source = None
@@ -363,8 +333,8 @@ class Feed:
                     return
                 raise StateMismatch(
                     f"this rank is at batch {numbers.stop} of call {self.call} of "
-                    f"session.batches(), but its loader gives only {number}: use the data, the "
-                    "batch size and the number of ranks with which the job began"
+                    f"session.batches(), but its loader gives only {number}: use the data and the "
+                    "batch size with which the job began"
                 ) from None
 
     def _seed(self, number: int, purpose: str) -> None:
@@ -386,14 +356,15 @@ class Feed:
         return batch
 
 
-def _check_size(loader: Any, size: int) -> None:
-    """Raises ValueError: batches of another size would begin at other samples after a seek."""
-    own = getattr(loader, "batch_size", size)  # a wrapper may have none
-    if (1 if own is None else own) != size:
-        raise ValueError(
-            f"session.sampler(batch_size={size}) is in a DataLoader with batch_size={own}: give "
-            "both the same"
+def _gone_on(before: int, now: int) -> str:
+    if before == now:
+        return (
+            f"the loop goes on at batch {now} of each rank, so samples come again or are left out "
+            "if each rank has its own part of them"
         )
+    return (
+        f"the loop goes on at batch {now} of each rank instead of {before}, after as many samples"
+    )
 
 
 def _seed_of(base: Callable[[], int], call: int, index: int) -> int:

@@ -150,6 +150,14 @@ def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]
     return callable(loader) and not any(hasattr(loader, n) for n in ("__iter__", "__getitem__"))
 
 
+def is_divided(loader: Loader) -> bool:
+    """Whether each rank draws its part of an epoch, as far as known: the loader is a function of
+    the part, or has a sampler of torch or a shard of Accelerate."""
+    return is_function(loader) or any(
+        isinstance(each, DistributedSampler) or _is_shard(each) for each in pieces(loader)
+    )
+
+
 def pieces(loader: object) -> Iterator[Any]:
     """The loader, its data set and its samplers; ``None`` for what it lacks."""
     batch_sampler = getattr(loader, "batch_sampler", None)
