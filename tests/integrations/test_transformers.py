@@ -404,6 +404,46 @@ def test_a_worker_that_takes_rank_0_keeps_the_state_of_callbacks(tmp_path: Path)
     assert "belongs to a job that began with no checkpoint: begin with the same" in second.stderr
 
 
+REPLACING = """
+import os, sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from tmd.integrations.transformers import Trainer, TrainingArguments
+
+class Looks(Trainer):
+    def _write_checkpoint(self, *arguments):
+        super()._write_checkpoint(*arguments)
+        print("written", sorted(os.listdir(place)) == ["former"], os.path.isdir(folder + "/partly"))
+
+folder = sys.argv[1]
+place = os.path.join(folder, "checkpoint-2")
+args = TrainingArguments(
+    folder, use_cpu=True, report_to="none", disable_tqdm=True, save_steps=2, max_steps=2,
+    save_total_limit=1,
+)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+rows = [{"input_ids": torch.tensor([i, 1]), "labels": torch.tensor([i, 1])} for i in range(2)]
+Looks(model, args, train_dataset=rows).train()
+left = [name for name in os.listdir(folder) if "part" in name]
+print(left, "model.safetensors" in os.listdir(place))
+"""
+
+
+def test_a_checkpoint_of_an_earlier_run_is_there_until_the_vote_on_its_replacement(
+    tmp_path: Path,
+) -> None:
+    """With ``save_total_limit=1`` it is the only one, and the vote may never come."""
+    need("transformers")
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "former").touch()
+
+    done = run(REPLACING, tmp_path)
+
+    lines = done.stdout.splitlines()
+    assert "written True True" in lines, done.stderr
+    assert lines[-1] == "[] True"
+
+
 FAILING = """
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback

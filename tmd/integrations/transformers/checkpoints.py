@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
+from errno import EEXIST, ENOENT, ENOTEMPTY
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from transformers.trainer_utils import rotate_checkpoints
 
 PARTLY = "partly"
 """Folder in ``output_dir`` for a checkpoint-N that is not complete."""
+FORMER = "partly-former"
+"""Folder in ``output_dir`` for one of the same name by an earlier run, while it is replaced."""
 
 
 class SavingTrainer(transformers.Trainer):
@@ -23,6 +25,8 @@ class SavingTrainer(transformers.Trainer):
     callback_handler: Any
     _partly = False
     """Whether a checkpoint is being written."""
+    _replaces = False
+    """Whether it is to replace one of the same name, by an earlier run."""
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = str(super()._get_output_dir(trial))
@@ -50,15 +54,25 @@ class SavingTrainer(transformers.Trainer):
         finally:
             self._partly, state.best_global_step = False, best
         state.save_to_json(os.path.join(folder, name, "trainer_state.json"))
-        shutil.rmtree(os.path.join(os.path.dirname(folder), name), ignore_errors=True)
+        self._replaces = os.path.isdir(os.path.join(os.path.dirname(folder), name))
 
     def _complete_checkpoint(self) -> None:
         """After the vote, on all ranks: rank 0 may be gone by now."""
         folder, name = self._get_output_dir(None), f"checkpoint-{self.state.global_step}"
-        with contextlib.suppress(FileNotFoundError):  # another rank was faster
-            os.replace(os.path.join(folder, PARTLY, name), os.path.join(folder, name))
+        place, former = os.path.join(folder, name), os.path.join(folder, FORMER)
+        writes = self.args.should_save
+        try:
+            if writes and self._replaces:
+                shutil.rmtree(former, ignore_errors=True)
+                os.rename(place, former)
+            os.replace(os.path.join(folder, PARTLY, name), place)
             os.rmdir(os.path.join(folder, PARTLY))
-        if self.args.should_save:
+        except OSError as error:
+            # Another rank was faster, or the writer is about to move the one that it replaces.
+            if error.errno not in {ENOENT, ENOTEMPTY, EEXIST}:
+                raise
+        if writes:
+            shutil.rmtree(former, ignore_errors=True)
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(folder, limit, best, use_mtime=True)
 
