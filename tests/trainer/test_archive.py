@@ -352,27 +352,41 @@ def test_an_optimizer_registered_by_another_name_keeps_its_state(tmp_path: Path)
     assert after.momenta == before.momenta
 
 
-def test_optimizers_in_another_order_keep_their_state(tmp_path: Path) -> None:
-    """Of two models with parameters of the same names."""
+def two_rates(*, several: bool, order: int = 1, regrouped: bool = False) -> Registry:
+    """Two models with a learning rate each, of one optimizer or of two."""
+    models = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+    first, second = (list(model.parameters()) for model in models)
+    if regrouped:
+        second.append(first.pop())
+    groups = [{"params": first, "lr": 0.1}, {"params": second, "lr": 0.2}][::order]
+    optimizers = [SGD([group]) for group in groups] if several else [SGD(groups)]
+    return Registry({"model": models, "optimizer": optimizers})
 
-    def two(seed: int) -> tuple[list[nn.Linear], list[SGD]]:
-        torch.manual_seed(seed)
-        models = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
-        sgds = [SGD(model.parameters(), lr=0.1, momentum=0.9) for model in models]
-        for model, sgd in zip(models, sgds, strict=True):
-            model(torch.randn(2, WIDTH)).square().sum().backward()
-            sgd.step()
-        return models, sgds
 
-    def momenta(sgds: Sequence[SGD]) -> list[str]:
-        return [digest_of([s["momentum_buffer"] for s in sgd.state.values()]) for sgd in sgds]
+def rates(registry: Registry) -> list[float]:
+    return [group["lr"] for each in registry.optimizers for group in each.param_groups]
 
-    models, before = two(1)
-    reading = written(tmp_path, Registry({"model": models, "optimizer": before}))
-    models, after = two(2)
-    read(reading, Registry({"model": models, "optimizer": after[::-1]}))
 
-    assert momenta(after) == momenta(before)
+@pytest.mark.parametrize("several", [False, True], ids=["groups", "optimizers"])
+def test_optimizers_or_groups_in_another_order_are_refused(tmp_path: Path, several: bool) -> None:
+    """Each would get the learning rate of the other."""
+    reading = written(tmp_path, two_rates(several=several))
+    same, other = two_rates(several=several), two_rates(several=several, order=-1)
+    with pytest.raises(StateMismatch, match="their parameter groups, in another order"):
+        read(reading, other)
+    read(reading, same)
+
+    assert (rates(same), rates(other)) == ([0.1, 0.2], [0.2, 0.1])
+
+
+def test_a_parameter_that_is_in_another_group_now_gets_the_values_of_that(tmp_path: Path) -> None:
+    reading = written(tmp_path, two_rates(several=False))
+    after = two_rates(several=False, regrouped=True)
+    for group in after.optimizers[0].param_groups:
+        group["lr"] = 0.7
+    read(reading, after)
+
+    assert rates(after) == [0.1, 0.2]
 
 
 def test_a_weight_that_is_no_longer_tied_gets_its_state(tmp_path: Path) -> None:

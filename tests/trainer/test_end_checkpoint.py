@@ -347,3 +347,21 @@ def test_a_state_is_copied_before_an_evaluation_that_may_exchange_the_weights(
 
     assert copied == [(2, True)]
     assert complete(p.name for p in tmp_path.iterdir())
+
+
+def test_a_checkpoint_before_a_function_that_the_script_has_no_longer_is_refused(
+    tmp_path: Path,
+) -> None:
+    """By name, with the way to the checkpoint before. The function has been renamed, say."""
+    job = Due(tmp_path)
+    evaluate = job.session.repeatable(lambda: None, name="evaluate")
+    for batch in job.batches(3):
+        job.step(batch)
+        if job.session.step_number == 2:
+            evaluate()
+    job.checkpoints.close()
+    later = Due(tmp_path)
+    later.session.repeatable(lambda: None, name="validate")
+
+    with pytest.raises(StateMismatch, match=r"before evaluate\(\), .* step-00000002.refused"):
+        next(iter(later.batches(3)))

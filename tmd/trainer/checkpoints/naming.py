@@ -113,6 +113,14 @@ class Names:
         return [name for name, value in self._registry.named.items() if id(value) in known]
 
     @property
+    def groups(self) -> list[str]:
+        """For each parameter group, in order, a digest (hex, xxh3-128) of its names."""
+        named = {id(p): dotted(self._params[n][0]) for n, p in enumerate(self.units.params)}
+        groups = (group["params"] for o in self.units.optimizers for group in o.param_groups)
+        names = ("\n".join(sorted(named.get(id(p), "") for p in group)) for group in groups)
+        return [xxhash.xxh3_128(each.encode()).hexdigest() for each in names]
+
+    @property
     def digest(self) -> str:
         """Digest (hex, xxh3-128) of all names without a prefix, to compare ranks; without buffers
         that a module makes while it trains, which a fresh process does not have yet."""

@@ -184,6 +184,12 @@ def restore(
             f"this script registers {_enumerated(names.others)}: give register() and "
             "session.counter() the same names in the same order"
         )
+    groups = own.get("groups", names.groups)  # not in those of 0.1.0
+    if groups != names.groups and sorted(groups) == sorted(names.groups):
+        raise StateMismatch(
+            f"{reading.path} has the optimizers, or their parameter groups, in another order: give "
+            "register() the same optimizers, and these the same groups, in the same order"
+        )
     targets = {} if like_first else names.buffers(rank, place)
     kept = []
     for number in range(len(names.units)):

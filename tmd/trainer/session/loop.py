@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tmd.core.values.checkpoints import REFUSED, name_of
+from tmd.core.values.errors import StateMismatch
 from tmd.trainer.session.repeatable import Repeatables
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.state.data import Feed
@@ -157,6 +159,7 @@ class BatchLoop:
 
         Raises:
             RuntimeError: the script has left the previous loop where it must not.
+            StateMismatch: the checkpoint belongs to another script.
         """
         if self._cycle.spoilt:
             raise RuntimeError(
@@ -182,6 +185,13 @@ class BatchLoop:
         if self.saving is not None:
             step = self.saving.go_on(feed, local, self._hooks.rank, self._base())
         if step is not None:
+            if feed.due and feed.due not in self.repeatables.known:
+                raise StateMismatch(
+                    f"the checkpoint of step {step} was taken before {feed.due}(), a function of "
+                    "session.repeatable() that this script does not have: give one that name, or "
+                    f"rename the folder {name_of(step)} to {name_of(step)}{REFUSED} to resume from "
+                    "the checkpoint before"
+                )
             self._hooks.resumed(step, local)
         return True
 
