@@ -271,6 +271,11 @@ def bare_in_the_sandbox(rank: int, size: int, store: dist.Store) -> list[object]
     dist.init_process_group("tmd")
     subgroup = dist.new_group([2, 3])
     others = dist.new_group([0, 1])
+    for backend in ("gloo", "cpu:gloo,cuda:tmd"):
+        with pytest.raises(
+            ValueError, match=f"backend='{backend}' cannot reach .* leave 'backend'"
+        ):
+            dist.new_group([2, 3], backend=backend)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
     model(torch.ones(2, 3)).sum().backward()
     seen = [None] * 4

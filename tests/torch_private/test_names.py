@@ -163,6 +163,19 @@ def test_a_work_says_with_what_it_failed() -> None:
     assert found == [None, "a peer is gone", None]
 
 
+@pytest.mark.usefixtures("world")
+def test_a_new_group_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``_new_process_group_helper``: any function that makes a group calls it."""
+    name = "_new_process_group_helper"
+    monkeypatch.setattr(dist.distributed_c10d, name, getattr(dist.distributed_c10d, name))
+    seen: list[tuple[str, int]] = []
+    c10d.check_new_groups(lambda backend, size: seen.append((backend, size)))
+    dist.new_group([0])
+    dist.new_group(backend="gloo")
+
+    assert seen == [("gloo", 1)] * 2
+
+
 def test_a_group_in_python_gets_no_flight_recorder() -> None:
     """``_FR_SELF_RECORDING_BACKENDS``, since torch 2.15: the recorder cannot read its name."""
 

@@ -15,7 +15,7 @@ from tmd.fabric.group import Group
 from tmd.fabric.rank_remap import teach
 from tmd.fabric.rendezvous import publish_environment
 from tmd.fabric.solo import lone_fabric
-from tmd.torch_private.c10d import keep_flight_recorder_off
+from tmd.torch_private.c10d import check_new_groups, keep_flight_recorder_off
 
 NAME = "tmd"
 
@@ -64,8 +64,21 @@ def register() -> None:
     if NAME not in dist.Backend.backend_list:
         keep_flight_recorder_off(NAME)
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        check_new_groups(_refuse_other)
         # Threads inside torch at interpreter exit would abort the process.
         atexit.register(_leave)
+
+
+def _refuse_other(backend: str, size: int) -> None:
+    """Raises ValueError: other backends would look for all ranks in a store of this process alone,
+    and wait there for the time-out of the group."""
+    kinds = {kind.rpartition(":")[2] for kind in backend.split(",")}
+    if _Behind.installed is not None and size > 1 and kinds - {NAME, ""}:
+        raise ValueError(
+            f"a process group with backend={backend!r} cannot reach the other ranks under tmd: "
+            f"leave 'backend' out, or give {NAME!r}, whose groups carry tensors in host memory and "
+            "on devices"
+        )
 
 
 def _create(options: Any, backend_options: Any = None) -> Group:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch._C._distributed_c10d import Store, TCPStore, Work
 from torch.distributed import ProcessGroup, distributed_c10d
 
-__all__ = ["Store", "TCPStore", "Work", "error_of", "group_ranks", "keep_flight_recorder_off"]
+__all__ = [
+    "Store",
+    "TCPStore",
+    "Work",
+    "check_new_groups",
+    "error_of",
+    "group_ranks",
+    "keep_flight_recorder_off",
+]
 
 
 def error_of(work: Work) -> object | None:
@@ -16,6 +27,19 @@ def error_of(work: Work) -> object | None:
     except TypeError:
         return None
     return error
+
+
+def check_new_groups(check: Callable[[str, int], None]) -> None:
+    """Call ``check`` with the backend and the size of each group that torch is about to make."""
+    make = distributed_c10d._new_process_group_helper
+
+    def checked(
+        size: int, rank: int, ranks: list[int], backend: Any, *more: Any, **named: Any
+    ) -> Any:
+        check(str(backend or ""), size)
+        return make(size, rank, ranks, backend, *more, **named)
+
+    distributed_c10d._new_process_group_helper = checked  # type: ignore[assignment]
 
 
 def keep_flight_recorder_off(backend: str) -> None:
