@@ -14,7 +14,7 @@ from tests.fabric.circle import KEY, PATIENCE, Circle, circle, member
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
 from tmd.fabric import EpochView, Fabric, Group, GroupTable, GroupView, Link, Neutral
-from tmd.fabric.inbox import Inbox
+from tmd.fabric.inbox import Inbox, UnclaimedMessage
 from tmd.fabric.topology import neighbours
 
 pytestmark = pytest.mark.timeout(60)
@@ -261,6 +261,11 @@ def test_a_message_late_for_its_epoch_counts_in_the_next() -> None:
         received = [torch.zeros(1) for _ in range(2)]
         works = [c.of(receiver).recv([received[0]], 0, 0)]
         sender.switch(new, 0)
+        view = receiver.standing
+        assert view is not None
+        c.of(receiver)._mailbox._verify(view, 0)  # as for each receive without a link
+        with pytest.raises(LinkError, match="it has abandoned epoch 1"):
+            view.verify_patiently(member(sender))  # as a collective does, which it will not join
         c.of(sender).send([torch.ones(1)], 1, 0).wait()
         receiver.switch(new, 1)
         works[0].wait()
@@ -275,7 +280,25 @@ def test_a_message_late_for_its_epoch_counts_in_the_next() -> None:
         c.of(sender).send([torch.ones(1)], 1, 0).wait()
         wait_for(lambda: bool(inbox(c, receiver)._messages))
         receiver.enter(newer.replaced({}, 4), 1)
+        # A reading thread may have had it already.
+        inbox(c, receiver).arrive(UnclaimedMessage(0, 0, epoch=3, dtype=0, data=bytearray(4)))
         assert not inbox(c, receiver)._messages
+
+
+def test_a_break_after_the_vote_does_not_break_the_next_epoch() -> None:
+    """The vote has agreed on a switch, and then a reduction for a log breaks on a link."""
+    with circle(2) as c:
+        c.group()
+        before = c.allreduce()
+        for fabric in c.fabrics:
+            fabric.poison("a link broke")
+        new = c.membership.replaced({}, 2)
+        for rank, fabric in enumerate(c.fabrics):
+            fabric.switch(new, rank)
+        after = c.allreduce()
+
+        assert [fabric.poisoned for fabric in c.fabrics] == [False, False]
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
 def test_a_worker_that_returns_does_not_count_as_gone() -> None:

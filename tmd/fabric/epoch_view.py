@@ -228,16 +228,20 @@ class EpochView:
             raise PeerLost(member.worker, "it does not answer")
         self._need_here(member, answer)
 
-    def verify_patiently(self, member: Member, go_on: GoOn | None = None) -> None:
+    def verify_patiently(
+        self, member: Member, go_on: GoOn | None = None, *, ahead: bool = False
+    ) -> None:
         """The same, but a process that does not answer a call that its kernel has accepted counts
-        as alive. ``go_on``: whether to wait for its answer once more."""
+        as alive. ``go_on``: whether to wait for its answer once more. ``ahead``: it may be in a
+        later epoch, since a message counts in the epochs on both sides of a planned switch."""
         try:
             answer = self._caller.ask(member, timeout=self._caller.patience_s, go_on=go_on)
         except PeerBusy:
             return
         except LinkError as e:
             raise PeerLost(member.worker, e) from e
-        self._need_here(member, answer)
+        if not (ahead and answer.epoch > self.epoch):
+            self._need_here(member, answer)
 
     def _need_here(self, member: Member, answer: HandshakeReply) -> None:
         if answer.epoch > self.epoch or (answer.epoch == self.epoch and answer.poisoned):

@@ -188,7 +188,8 @@ class Fabric:
             return
         with self._admission.lock:
             lasts = old is not None and not old.poisoned and old.rank == rank
-            kept = old.hand_over() if old is not None else {}
+            # Those of a poisoned epoch are severed. The operations of the next one open others.
+            kept = old.hand_over() if old is not None and not old.poisoned else {}
             gone = self._admission.hung_up(membership) if self._watch.enabled else []
             changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(changed=changed)

@@ -75,6 +75,8 @@ class Inbox:
         self._messages: list[UnclaimedMessage] = []
         self._receives: list[PostedReceive] = []
         self._held = 0
+        self._over = -1
+        """Newest epoch whose messages are dropped."""
 
     def post(self, receive: PostedReceive) -> UnclaimedMessage | None:
         """The matching message, removed; otherwise ``receive`` waits here for one."""
@@ -91,10 +93,11 @@ class Inbox:
             return self._pop_receive(source, tag, epoch)
 
     def arrive(self, message: UnclaimedMessage) -> PostedReceive | None:
-        """The receive that waits for ``message``, removed; otherwise the message stays here."""
+        """The receive that waits for ``message``, removed; otherwise the message stays here, unless
+        its epoch is over."""
         with self._changed:
             receive = self._pop_receive(message.source, message.tag, message.epoch)
-            if receive is None:
+            if receive is None and message.epoch > self._over:
                 self._messages.append(message)
                 self._held += len(message.data)
             return receive
@@ -107,6 +110,7 @@ class Inbox:
     def withdraw(self, standing: EpochView) -> list[PostedReceive]:
         """Remove the receives of ``standing`` and drop the messages up to its epoch."""
         with self._changed:
+            self._over = max(self._over, standing.epoch)
             gone = [w for w in self._receives if w.standing is standing]
             self._receives = [w for w in self._receives if w.standing is not standing]
             self._messages = [m for m in self._messages if m.epoch > standing.epoch]

@@ -238,7 +238,7 @@ class Mailbox:
         key = LinkKey(self._group, LinkPurpose.MESSAGES, member.worker)
         link = standing.links.get(key)
         if link is None or link.severed:
-            standing.verify_patiently(member)
+            standing.verify_patiently(member, ahead=True)
 
 
 def _fill(link: Link, into: memoryview) -> None:
