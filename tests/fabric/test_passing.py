@@ -295,6 +295,47 @@ def test_a_group_that_no_member_has_used_is_not_built() -> None:
         assert [g is not None and (g.unneeded, g.round) for g in again] == [(False, 1)] * 3
 
 
+def test_a_group_that_is_first_used_after_the_build_is_built_again_after_the_switch() -> None:
+    """The next epoch was prepared without it, and one of its members has left."""
+    with passing() as p:
+        old = list(p.circle.fabrics)
+        joiner = p.circle.standby("joiner", rank=2)
+        p.add(joiner)
+        p.circle.each(p.inner)
+        new = [*old[:2], joiner]
+        later = Membership(epoch=2, members=tuple(map(member, new)))
+        p.build(later, new)
+        late = {f.worker: PassingGroup(f, "1", range(SIZE)) for f in (*old, joiner)}
+        gone = {f.worker: PassingGroup(f, "2", range(2)) for f in old[:2]}
+        at_once([lambda f=f: allreduce(late[f.worker], torch.ones(2)) for f in old])
+        at_once([lambda f=f: allreduce(gone[f.worker], torch.ones(2)) for f in old[:2]])
+        kept = old[0].generations.live("2")
+        old[2].switch(later, None)
+        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+        found = at_once([lambda f=f: allreduce(late[f.worker], torch.ones(2)) for f in new])
+
+        assert all(torch.equal(own, torch.full((2,), 3.0)) for (own,) in found)
+        assert kept is not None
+        assert old[0].generations.live("2") is kept  # its members are the same
+
+
+def test_a_group_that_is_destroyed_after_the_build_is_not_used_after_the_switch() -> None:
+    with passing() as p:
+        old = list(p.circle.fabrics)
+        joiner = p.circle.standby("joiner", rank=2)
+        p.add(joiner)
+        p.circle.each(p.inner)
+        new = [*old[:2], joiner]
+        later = Membership(epoch=2, members=tuple(map(member, new)))
+        p.build(later, new)
+        for fabric in new:
+            fabric.generations.destroy_group("0")
+        old[2].switch(later, None)
+        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+
+        assert [f.generations.live("0") for f in new] == [None] * SIZE
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_shadow_gets_what_an_inner_group_computes(name: str) -> None:
     """The same frames as from tmd's own algorithms, before the script can change the outputs."""

@@ -53,7 +53,7 @@ class Generation:
     ) -> None:
         """``device``, ``round``, ``when``: see :class:`GroupRequest`. ``wait_s``: longest wait of
         :meth:`use` for the build, once all members have come to it."""
-        self.name = view.name
+        self.name, self._view = view.name, view
         self.epoch = membership.epoch
         self.members = members_of(view, membership)
         self.state = GenerationState.BUILDING
@@ -84,6 +84,10 @@ class Generation:
         self._build_over = False
         """Whether no build can bring an inner group any more."""
         self._changing = threading.Lock()
+
+    def is_of(self, membership: Membership) -> bool:
+        """Whether the group has the same members in ``membership``."""
+        return members_of(self._view, membership) == self.members
 
     @property
     def inner(self) -> Inner:

@@ -139,8 +139,7 @@ class Generations:
 
     def failure(self, name: str) -> str:
         """Why the group has no inner group; empty if it has one, or may have."""
-        generation = self._live.get(name)
-        return "" if generation is None else generation.failure
+        return "" if (found := self._live.get(name)) is None else found.failure
 
     # --- the next epoch --------------------------------------------------------------------------
 
@@ -239,6 +238,10 @@ class Generations:
                     generation.switch_to()
                 self._retire(generation.name)
             self._live.update(coming.by_name)
+            # Groups that were first used since it was prepared: their next use builds them.
+            late = {g.name for g in self._live.values() if not g.is_of(membership)}
+            for name in late | coming.destroyed:
+                self._retire(name)
             if coming.at_switch:
                 self.beside.switched()
                 self._unfinished.append(coming)
@@ -291,16 +294,16 @@ class Generations:
             destroyed = self._live.get(name)
             self._used.pop(name, None)
             self._retire(name)
+            if self._next is not None:
+                self._next.destroyed.add(name)
             if destroyed is not None:
                 self._free([destroyed])
 
     def _retire(self, name: str) -> None:
-        old = self._live.pop(name, None)
-        if old is None:
-            return
-        old.retire()
-        if old not in self._to_free:
-            self._to_free.append(old)
+        if (old := self._live.pop(name, None)) is not None:
+            old.retire()
+            if old not in self._to_free:
+                self._to_free.append(old)
 
     def discard(self, membership: Membership | None = None) -> None:
         """Drop the prepared generations; with ``membership``, only if they are for it. A build that

@@ -39,6 +39,8 @@ class Preparation:
         self.membership = membership
         self.at_switch = any(each.when is BuildTime.AT_SWITCH for each in generations)
         self.by_name = {generation.name: generation for generation in generations}
+        self.destroyed: set[str] = set()
+        """Names of groups that the script has destroyed meanwhile."""
         self.settled = threading.Event()
         """Set once it can be switched to, or never will be."""
         self.hung = False
