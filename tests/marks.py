@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -32,3 +33,9 @@ def _miss(missing: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(missing)
     pytest.skip(missing)
+
+
+needs_ipv6 = pytest.mark.skipif(
+    not Path("/proc/net/if_inet6").exists(), reason="the kernel of this machine has no IPv6"
+)
+"""Uses an address of IPv6."""

@@ -9,13 +9,13 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.fabric.circle import KEY, Circle, at_once, circle, conversed, member, sync
+from tests.marks import needs_ipv6
 from tests.trainer.wire import linked
 from tmd.core.values.errors import LinkError, LinkRefused, LinkTimeout
 from tmd.core.values.model import Member, Membership
@@ -63,9 +63,7 @@ def pair() -> Iterator[Circle]:
         assert torch.equal(results[0], results[1])
 
 
-@pytest.mark.skipif(
-    not Path("/proc/net/if_inet6").exists(), reason="the kernel of this machine has no IPv6"
-)
+@needs_ipv6
 def test_workers_meet_at_addresses_of_ipv6() -> None:
     """As in a cluster of Kubernetes that has no others."""
     with circle(2, host="::1") as c:
