@@ -178,18 +178,7 @@ def restore(
     own = values_of(rank) if same else {}
     first = own if same else values_of(0)
     like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
-    if first.get("others", names.others) != names.others:  # not in those of 0.1.0
-        raise StateMismatch(
-            f"besides models and optimizers {reading.path} has {_enumerated(first['others'])}, and "
-            f"this script registers {_enumerated(names.others)}: give register() and "
-            "session.counter() the same names in the same order"
-        )
-    groups = own.get("groups", names.groups)  # not in those of 0.1.0
-    if groups != names.groups and sorted(groups) == sorted(names.groups):
-        raise StateMismatch(
-            f"{reading.path} has the optimizers, or their parameter groups, in another order: give "
-            "register() the same optimizers, and these the same groups, in the same order"
-        )
+    _check_order(reading.path, names, first.get("others"), own.get("groups"))
     targets = {} if like_first else names.buffers(rank, place)
     kept = []
     for number in range(len(names.units)):
@@ -219,6 +208,24 @@ def restore(
             "random numbers differ from those of the previous run, which had seed %d, not %d: call "
             "torch.manual_seed with that seed before register to continue them",
             *(own["seed"], seed),
+        )
+
+
+def _check_order(
+    path: Path, names: Names, others: list[str] | None, groups: list[str] | None
+) -> None:
+    """Raises StateMismatch: what is found by its place is registered in another order. A checkpoint
+    of tmd 0.1.0 has neither ``others`` nor ``groups``."""
+    if others not in (None, names.others):
+        raise StateMismatch(
+            f"besides models and optimizers {path} has {_enumerated(others or ())}, and this script "
+            f"registers {_enumerated(names.others)}: give register() and session.counter() the "
+            "same names in the same order"
+        )
+    if groups not in (None, names.groups) and sorted(groups or ()) == sorted(names.groups):
+        raise StateMismatch(
+            f"{path} has the optimizers, or their parameter groups, in another order: give "
+            "register() the same optimizers, and these the same groups, in the same order"
         )
 
 
