@@ -45,6 +45,8 @@ def every_scene() -> list[Scene]:
             _a_job_holds(),
             _the_first_loss(),
             _a_job_fails(),
+            _a_job_fails_again(),
+            _a_failed_job_is_first_seen(),
             _findings(),
             _migrations_are_aborted(),
             _what_an_operator_must_see(),
@@ -237,6 +239,38 @@ def _a_job_fails() -> Scene:
         _case(9, "TmdJobFailed"),
         _case(20, "TmdJobFailed", "job job has failed", **JOB, severity="critical"),
         _case(90, "TmdJobFailed"),
+    )
+
+
+def _a_failed_job_is_first_seen() -> Scene:
+    """It failed before it was ever scraped, or while Prometheus was away."""
+    failed = cluster(jobs=(structs.replace(RECORD, state=JobState.FAILED),))
+    reports = [*[None] * (10 * MINUTE), *_always(local(view=failed), 100)]
+    return _scene(
+        "a failed job is first seen",
+        {"h1": reports},
+        _case(20, "TmdJobFailed", "job job has failed", **JOB, severity="critical"),
+        _case(90, "TmdJobFailed"),
+    )
+
+
+def _a_job_fails_again() -> Scene:
+    """Within an hour after the first failure, of which somebody had started it again."""
+    failed = cluster(jobs=(structs.replace(RECORD, state=JobState.FAILED),))
+    states = ((10, False), (50, True), (15, False), (25, True), (25, False))
+    reports = (
+        report
+        for minutes, fails in states
+        for report in _always(local(view=failed if fails else cluster()), minutes)
+    )
+    shown = ("TmdJobFailed", "job job has failed")
+    return _scene(
+        "a job fails twice",
+        {"h1": reports},
+        _case(40, *shown, **JOB, severity="critical"),
+        _case(70, "TmdJobFailed"),
+        _case(80, *shown, **JOB, severity="critical"),
+        _case(105, "TmdJobFailed"),
     )
 
 

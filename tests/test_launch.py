@@ -183,18 +183,32 @@ def test_workers_end_with_their_launcher(number: int, launch: Callable[..., Star
     assert started.process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
 
 
+SAVING = (
+    "import signal, sys, time\n"
+    "def save(*_):\n"
+    "    print('saves', flush=True)\n"
+    "    time.sleep(1)\n"
+    "    print('saved', flush=True)\n"
+    "    sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+) + WAITING
+
+
+@pytest.mark.parametrize("grace", ["0", "60"])
+def test_an_operator_says_how_long_a_worker_may_save(
+    grace: str, launch: Callable[..., Started]
+) -> None:
+    started = launch(SAVING, "--grace", grace)
+    started.line()
+    started.process.terminate()
+
+    assert ("saved" in started.output()) == (grace == "60")
+    assert started.process.wait(60) == 128 + signal.SIGTERM
+
+
 def test_a_terminal_that_closes_leaves_workers_their_time(launch: Callable[..., Started]) -> None:
     """The shell and the kernel send a SIGHUP each."""
-    script = (
-        "import signal, sys, time\n"
-        "def save(*_):\n"
-        "    print('saves', flush=True)\n"
-        "    time.sleep(1)\n"
-        "    print('saved', flush=True)\n"
-        "    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-    ) + WAITING
-    started = launch(script)
+    started = launch(SAVING)
     started.line()
     started.process.send_signal(signal.SIGHUP)
     saves = started.line()

@@ -100,6 +100,18 @@ def test_every_object_fits_its_schema(values: str) -> None:
     assert len(objects) >= 9
 
 
+def test_the_daemon_gives_way_to_no_pod_and_takes_the_place_of_none(
+    plain: list[Object], whole: list[Object]
+) -> None:
+    """Unless an operator names a class."""
+    made = one(plain, "PriorityClass")
+    named = [pods([one(each, "DaemonSet")])[0]["priorityClassName"] for each in (plain, whole)]
+
+    assert (made["preemptionPolicy"], made["value"] > 0) == ("Never", True)
+    assert named == [made["metadata"]["name"], "system-node-critical"]
+    assert not [body for body in whole if body["kind"] == "PriorityClass"]
+
+
 def test_a_misspelt_field_is_refused(plain: list[Object]) -> None:
     """The API server would ignore it."""
     body = one(plain, "DaemonSet")
@@ -430,11 +442,15 @@ def test_the_job_has_a_spare_and_finds_its_daemon(plain: list[Object]) -> None:
     spec = job["template"]["spec"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    command, daemon = container["command"], containers(plain)["daemon"]
+    command, daemon = " ".join(container["command"]), containers(plain)["daemon"]
+    (nodes,), (grace,) = (re.findall(rf"--{n}=(\d+)", command) for n in ("nnodes", "grace"))
+    (budget,) = (b["spec"] for b in examples() if b["kind"] == "PodDisruptionBudget")
     users = next(e["value"] for e in daemon["env"] if e["name"] == "TMD_HOST__USERS")
     (socket,) = (v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v)
 
-    assert spec["parallelism"] == spec["completions"] > int(command[command.index("--nnodes") + 1])
+    assert spec["parallelism"] == spec["completions"] == budget["minAvailable"] > int(nodes)
+    assert int(grace) < pod["terminationGracePeriodSeconds"]
+    assert {"cpu", "memory"} < container["resources"]["limits"].keys()
     assert str(pod["securityContext"]["runAsUser"]) in yaml.safe_load(users)
     assert socket == yaml.safe_load((CHART / "values.yaml").read_text())["daemon"]["runtimeDir"]
     assert {"TMD_HOST__NAME", "TMD_HOST__ADVERTISE", "TMD_HOST__RUNTIME_DIR"} <= {

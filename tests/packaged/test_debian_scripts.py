@@ -20,7 +20,11 @@ class Host:
         self.root = root
         for folder in ("etc/tmd", "run/systemd/system", "var/lib/tmd", "usr/lib/tmd", "bin"):
             (root / folder).mkdir(parents=True)
-        self.command("systemctl", f'case "$*" in *is-active*) exit {0 if active else 3};; esac')
+        self.calls = root / "calls"
+        called = f'echo "$*" >>{self.calls}\n'
+        self.command(
+            "systemctl", f'{called}case "$*" in *is-active*) exit {0 if active else 3};; esac'
+        )
         self.command("systemd-sysusers", "exit 0")
 
     def command(self, name: str, body: str) -> None:
@@ -70,7 +74,33 @@ def test_an_installation_says_what_is_missing(
     assert [each for each in (SECRET_HINT, STOPPED_HINT) if each in shown] == [hint] * bool(hint)
 
 
-@pytest.mark.parametrize("other", [False, True], ids=["alone", "with another installation"])
+OTHER = pytest.mark.parametrize("other", [False, True], ids=["alone", "with another installation"])
+
+
+@OTHER
+def test_a_removal_does_not_stop_the_daemon_of_another_installation(
+    tmp_path: Path, other: bool
+) -> None:
+    """Its unit in /etc is used instead of that of the package."""
+    host = Host(tmp_path, active=True)
+    if other:
+        host.file("etc/systemd/system/tmd.service")
+    host.run("prerm", "remove")
+
+    assert host.calls.exists() != other
+
+
+@OTHER
+def test_an_installation_names_a_unit_that_is_used_instead(tmp_path: Path, other: bool) -> None:
+    host = Host(tmp_path, active=True)
+    if other:
+        host.file("etc/systemd/system/tmd.service")
+    shown = host.run("postinst", "configure", "0.2.0")
+
+    assert ("of another installation, is used instead" in shown) == other
+
+
+@OTHER
 def test_a_purge_leaves_another_installation_alone(tmp_path: Path, other: bool) -> None:
     """Of ``tmd systemd install``, made after the package was removed."""
     host = Host(tmp_path, active=False)

@@ -16,10 +16,17 @@ from tmd.core.values.errors import ConfigError
 from tmd.core.values.names import wrong_name
 from tmd.core.values.reasons import in_words, os_reason, place_remedy
 from tmd.daemon import logs
-from tmd.launcher import NOT_STARTED, RESTART_S, Launcher, LaunchSpec
+from tmd.launcher import GRACE_S, NOT_STARTED, RESTART_S, Launcher, LaunchSpec
 from tmd.starting import CannotStart
 
 log = structlog.get_logger("tmd.launch")
+
+RestartDelay = Annotated[
+    float, typer.Option(min=0, help="Seconds before a restart; failures in a row double it.")
+]
+Grace = Annotated[
+    float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL for the workers.")
+]
 
 
 def launch(
@@ -34,9 +41,8 @@ def launch(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
     ] = 3,
-    restart_delay: Annotated[
-        float, typer.Option(min=0, help="Seconds before a restart; failures in a row double it.")
-    ] = RESTART_S,
+    restart_delay: RestartDelay = RESTART_S,
+    grace: Grace = GRACE_S,
     one_run: Annotated[bool, typer.Option("--one-run", help="Exit if training is over.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
@@ -66,6 +72,7 @@ def launch(
         command=command,
         max_restarts=max_restarts,
         restart_delay_s=restart_delay,
+        grace_s=grace,
         one_run=one_run,
         trace=trace,
         log_dir=log_dir,

@@ -218,9 +218,9 @@ def _check_order(
     of tmd 0.1.0 has neither ``others`` nor ``groups``."""
     if others not in (None, names.others):
         raise StateMismatch(
-            f"besides models and optimizers {path} has {_enumerated(others or ())}, and this script "
-            f"registers {_enumerated(names.others)}: give register() and session.counter() the "
-            "same names in the same order"
+            f"besides models and optimizers {path} has {_enumerated(others or ())}, and this "
+            f"script registers {_enumerated(names.others)}: give register() and session.counter() "
+            "the same names in the same order"
         )
     if groups not in (None, names.groups) and sorted(groups or ()) == sorted(names.groups):
         raise StateMismatch(
