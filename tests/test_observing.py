@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -17,9 +18,9 @@ from tmd_detectors.xid.memory import XidMemory
 from tests.distribution import distribution
 from tests.test_cli import ENVIRONMENT, tmd
 from tests.values import alert
-from tmd.cli.doctor import driver_version
+from tmd.cli.doctor import driver_version, examine
 from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
-from tmd.config import store_key
+from tmd.config import load, store_key
 from tmd.core.values.model import HostStatus, Severity, Signal
 from tmd.daemon.store import RedisStore
 from tmd.plugin import boot_id
@@ -351,6 +352,21 @@ def test_doctor_finds_an_address_of_another_host(config):
 
     assert not found["ports"]["ok"]
     assert "[host] advertise" in found["ports"]["text"]
+
+
+def test_doctor_says_for_whom_it_asks_beside_a_daemon_of_another_user(config, monkeypatch):
+    """Root may read the kernel log, say, and the daemon may not."""
+    daemon = os.geteuid()
+    settings = load(config())
+    monkeypatch.setattr(os, "geteuid", lambda: daemon + 1)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(settings.host.socket))
+        door.listen()
+        found = {each.name: each for each in examine(settings)}
+
+    assert found["state folder"].text.endswith(f"the daemon, of user {daemon}, has started with it")
+    asked = f"asked as user {daemon + 1}, and the daemon is user {daemon}"
+    assert found["detector nic"].text.endswith(asked)
 
 
 def test_doctor_finds_a_folder_that_cannot_be_used(config, tmp_path):

@@ -76,6 +76,13 @@ def foreign(place: Path) -> str:
     )
 
 
+def user_of(connection: socket.socket) -> int:
+    """The user at the other end of a Unix socket, by number."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    _, uid, _ = _UCRED.unpack(peer)
+    return int(uid)
+
+
 def refuse_impostor(connection: socket.socket, path: Path) -> None:
     """Check a connection to the socket at ``path``, if that lies in this user's folder below
     ``/tmp``: somebody else may have made that since :func:`default_dir` was called.
@@ -85,7 +92,5 @@ def refuse_impostor(connection: socket.socket, path: Path) -> None:
     """
     if not path.is_relative_to(user_folder(TEMPORARY)):
         return
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(peer)
-    if uid not in (0, os.geteuid()):
+    if (uid := user_of(connection)) not in (0, os.geteuid()):
         raise PermissionError(f"user {uid} poses as the daemon at {path}")

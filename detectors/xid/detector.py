@@ -38,6 +38,8 @@ LOST = "xid.log_lost"
 NOT_KEPT = "xid.place_not_kept"
 NO_EVENTS = "xid.no_events"
 NO_LOG = "xid.no_log"
+SWITCHES = Path("/proc/driver/nvidia-nvswitch")
+"""Exists where the driver has NVSwitches, whose faults are in the kernel log alone."""
 FLUSH_S = 1.0
 """Shortest interval for reporting repeats and saving the position in the log."""
 IDLE_KEEP_S = 30.0
@@ -73,9 +75,11 @@ class XidDetector(Detector):
         self,
         open_log: Callable[[Path], int] = kernellog.open_log,
         library: str = events.LIBRARY,
+        switches: Path = SWITCHES,
     ) -> None:
         self._open = open_log
         self._library = library
+        self._switches = switches
         self._follower: Follower | None = None
         self._declared: list[str] = []
         """Codes that were declared healthy while there was no follower."""
@@ -101,6 +105,7 @@ class XidDetector(Detector):
         config = ctx.config
         assert isinstance(config, XidConfig)
         log = self._log(config)
+        unseen = self._unseen(config) if log is None else ""
         received = None
         if self._no_events(config, log=log is not None) is None:
             received = events.Events(config.events_deadline_s)
@@ -122,7 +127,7 @@ class XidDetector(Detector):
                 for event in received.take(ctx.now()) if received is not None else ():
                     for signal in [*follower.receive(event, ctx.now())]:
                         yield signal
-                for signal in [*follower.period(ctx.now(), *_troubles(log, received))]:
+                for signal in [*follower.period(ctx.now(), *_troubles(log, received, unseen))]:
                     yield signal
                 ctx.looked()
                 fds = (s.fd for s in (log, received) if s is not None)
@@ -146,6 +151,12 @@ class XidDetector(Detector):
         if self._no_log(config) is not None and self._no_events(config, log=False) is None:
             return None
         return kernellog.KernelLogSource(Path(config.source), self._open)
+
+    def _unseen(self, config: XidConfig) -> str:
+        """What is not seen without a log; empty if events tell all."""
+        if not self._switches.exists():
+            return ""
+        return f"{self._no_log(config)}; faults of this host's NVSwitches are not seen without it"
 
     def _no_log(self, config: XidConfig) -> str | None:
         try:
@@ -185,11 +196,12 @@ def load(config: XidConfig) -> KnownLines:
 
 
 def _troubles(
-    log: kernellog.KernelLogSource | None, received: events.Events | None
+    log: kernellog.KernelLogSource | None, received: events.Events | None, unseen: str
 ) -> tuple[int, str, str]:
-    """How often records were lost, and why log and events are not received."""
+    """How often records were lost, and why log and events are not received. ``unseen``: what is not
+    seen without a log."""
     if log is None:
-        return 0, "", received.problem if received is not None else ""
+        return 0, unseen, received.problem if received is not None else ""
     return log.overwritten, log.problem, received.problem if received is not None else ""
 
 

@@ -17,12 +17,15 @@ from tmd.cli.common import ConfigOption, JsonOption, log_to_stderr
 from tmd.cli.output import print_json, say
 from tmd.core.values.errors import ConfigError, PluginError, StoreUnavailable
 from tmd.core.values.reasons import in_words
+from tmd.folders import user_of
 
 if TYPE_CHECKING:
     from tmd.config import Settings
     from tmd.core.values.model import ClusterView
     from tmd.core.worker.carrier import CudaFacts
 
+ANSWER_S = 1.0
+"""Longest wait for a daemon to accept a connection."""
 CLOCK_S = 1.0
 """A larger difference to the clock of Redis makes displayed times misleading: a finding has the
 time of its host, 'tmd resume' that of Redis."""
@@ -73,11 +76,15 @@ def examine(settings: Settings) -> Iterator[Point]:
     """All checks, in the order in which to fix them."""
     yield _secret(settings)
     yield from _redis(settings)
-    yield _folder("socket folder", settings.host.socket.parent)
-    yield _folder("state folder", settings.host.state_dir)
+    user = _daemon_user(settings.host.socket)
+    for name, folder in (
+        ("socket folder", settings.host.socket.parent),
+        ("state folder", settings.host.state_dir),
+    ):
+        yield _folder(name, folder) if user in (None, os.geteuid()) else _used(name, folder, user)
     yield _ports(settings.host.advertise)
     yield _collectives()
-    yield from _detectors(settings)
+    yield from _detectors(settings, user)
 
 
 def _exposure(file: Path | None) -> Point:
@@ -152,6 +159,21 @@ def _same_secret(forged: list[str], *, elsewhere: bool) -> Point:
         "the other hosts"
     )
     return Point("shared secret", False, True, text)
+
+
+def _daemon_user(path: Path) -> int | None:
+    """The user, by number, of the daemon that listens at ``path``; ``None`` if there is none."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return None
+        return user_of(connection)
+
+
+def _used(name: str, folder: Path, user: int | None) -> Point:
+    return Point(name, True, True, f"{folder}; the daemon, of user {user}, has started with it")
 
 
 def _folder(name: str, folder: Path) -> Point:
@@ -242,7 +264,8 @@ def _can_load(library: str) -> bool:
     return True
 
 
-def _detectors(settings: Settings) -> Iterator[Point]:
+def _detectors(settings: Settings, daemon: int | None) -> Iterator[Point]:
+    """``daemon``: its user, whose rights may differ from those of this process."""
     from tmd.daemon.plugins import load_detectors
 
     try:
@@ -258,4 +281,6 @@ def _detectors(settings: Settings) -> Iterator[Point]:
             yield Point(f"detector {found.origin.name}", False, False, in_words(error))
             continue
         text = why_not or f"works here ({found.strategy.value}){sources and ': '}{sources}"
+        if daemon not in (None, os.geteuid()):
+            text += f"; asked as user {os.geteuid()}, and the daemon is user {daemon}"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

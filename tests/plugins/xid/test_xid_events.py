@@ -252,6 +252,22 @@ async def test_a_host_without_log_access_receives_xid_events(script, watch):
     assert signal.entity == f"pci:{SECOND}"
 
 
+async def test_a_host_with_switches_and_without_log_access_says_what_it_does_not_see(
+    shim, tmp_path
+):
+    """NVML has no events of NVSwitches. Other hosts are told of all by it."""
+    switches = tmp_path / "nvidia-nvswitch"
+    detector = XidDetector(NO_LOG, str(shim / LIBRARY), switches)
+    without = detector._unseen(XidConfig())
+    switches.mkdir()
+    async with signals_of(detector, XidConfig(), tmp_path) as signals:
+        signal = await anext(signals)
+
+    assert without == ""
+    assert signal.code == "xid.no_log"
+    assert "CAP_SYSLOG; faults of this host's NVSwitches are not seen" in signal.message
+
+
 async def test_without_a_log_a_lost_gpu_is_still_lost_after_a_restart(script, watch):
     script.event(0, 79)
     async with watch(NO_LOG, XidConfig()) as signals:
