@@ -38,8 +38,8 @@ LOST = "xid.log_lost"
 NOT_KEPT = "xid.place_not_kept"
 NO_EVENTS = "xid.no_events"
 NO_LOG = "xid.no_log"
-SWITCHES = Path("/proc/driver/nvidia-nvswitch")
-"""Exists where the driver has NVSwitches, whose faults are in the kernel log alone."""
+SWITCHES = Path("/proc/driver/nvidia-nvswitch/devices")
+"""Has an entry for each NVSwitch. Their faults are in the kernel log alone."""
 FLUSH_S = 1.0
 """Shortest interval for reporting repeats and saving the position in the log."""
 IDLE_KEEP_S = 30.0
@@ -154,7 +154,11 @@ class XidDetector(Detector):
 
     def _unseen(self, config: XidConfig) -> str:
         """What is not seen without a log; empty if events tell all."""
-        if not self._switches.exists():
+        try:
+            switches = list(self._switches.iterdir())
+        except OSError:
+            switches = []
+        if not switches:
             return ""
         return f"{self._no_log(config)}; faults of this host's NVSwitches are not seen without it"
 

@@ -415,6 +415,10 @@ class Looks(Trainer):
         super()._write_checkpoint(*arguments)
         print("written", sorted(os.listdir(place)) == ["former"], os.path.isdir(folder + "/partly"))
 
+    def _complete_checkpoint(self):
+        for _ in range(2):  # each rank does
+            super()._complete_checkpoint()
+
 folder = sys.argv[1]
 place = os.path.join(folder, "checkpoint-2")
 args = TrainingArguments(

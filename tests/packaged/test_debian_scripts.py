@@ -38,10 +38,15 @@ class Host:
         path.touch()
         return path
 
+    def unit(self, daemon: str) -> None:
+        """Make a unit in /etc that starts ``daemon``, of this host."""
+        self.file("etc/systemd/system/tmd.service").write_text(f"ExecStart={self.root}{daemon}\n")
+
     def run(self, script: str, *words: str) -> str:
         text = (SCRIPTS / script).read_text()
         for place in PLACES:
-            text = text.replace(f" {place}", f" {self.root}{place}")
+            for before in " =":
+                text = text.replace(f"{before}{place}", f"{before}{self.root}{place}")
         path = f"{self.root}/bin:{os.environ['PATH']}"
         done = subprocess.run(
             ["/bin/sh", "-c", text, script, *words],
@@ -75,26 +80,33 @@ def test_an_installation_says_what_is_missing(
 
 
 OTHER = pytest.mark.parametrize("other", [False, True], ids=["alone", "with another installation"])
+UNIT = pytest.mark.parametrize(
+    ("unit", "other"),
+    [(None, False), ("/opt/tmd/bin/tmd-daemon", True), ("/usr/lib/tmd/bin/tmd-daemon", False)],
+    ids=["alone", "with another installation", "edited"],
+)
+"""What a unit in /etc, which is used instead of that of the package, starts."""
 
 
-@OTHER
+@UNIT
 def test_a_removal_does_not_stop_the_daemon_of_another_installation(
-    tmp_path: Path, other: bool
+    tmp_path: Path, unit: str | None, other: bool
 ) -> None:
-    """Its unit in /etc is used instead of that of the package."""
     host = Host(tmp_path, active=True)
-    if other:
-        host.file("etc/systemd/system/tmd.service")
+    if unit is not None:
+        host.unit(unit)
     host.run("prerm", "remove")
 
     assert host.calls.exists() != other
 
 
-@OTHER
-def test_an_installation_names_a_unit_that_is_used_instead(tmp_path: Path, other: bool) -> None:
+@UNIT
+def test_an_installation_names_a_unit_that_is_used_instead(
+    tmp_path: Path, unit: str | None, other: bool
+) -> None:
     host = Host(tmp_path, active=True)
-    if other:
-        host.file("etc/systemd/system/tmd.service")
+    if unit is not None:
+        host.unit(unit)
     shown = host.run("postinst", "configure", "0.2.0")
 
     assert ("of another installation, is used instead" in shown) == other

@@ -311,12 +311,13 @@ def written(folder: Path, registry: Registry) -> archive.CheckpointReader:
     return archive.CheckpointReader(folder, STEP)
 
 
-def read(reading: archive.CheckpointReader, registry: Registry) -> None:
-    names = Names(registry, all_different(1))
+def read(reading: archive.CheckpointReader, registry: Registry, size: int = 1) -> None:
+    """Let rank 0 of ``size`` replicas resume."""
+    names = Names(registry, (tuple(range(size)),))
     claims = [names.claims(0)]
     place = placing(reading.saved, claims)
-    check(reading, claims, place, 1, names.awaited())
-    restore(reading, names, place, 0, 1, SEED)
+    check(reading, claims, place, size, names.awaited())
+    restore(reading, names, place, 0, size, SEED)
 
 
 def test_an_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
@@ -367,14 +368,17 @@ def rates(registry: Registry) -> list[float]:
     return [group["lr"] for each in registry.optimizers for group in each.param_groups]
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("several", [False, True], ids=["groups", "optimizers"])
-def test_optimizers_or_groups_in_another_order_are_refused(tmp_path: Path, several: bool) -> None:
+def test_optimizers_or_groups_in_another_order_are_refused(
+    tmp_path: Path, several: bool, size: int
+) -> None:
     """Each would get the learning rate of the other."""
     reading = written(tmp_path, two_rates(several=several))
     same, other = two_rates(several=several), two_rates(several=several, order=-1)
     with pytest.raises(StateMismatch, match="their parameter groups, in another order"):
-        read(reading, other)
-    read(reading, same)
+        read(reading, other, size)
+    read(reading, same, size)
 
     assert (rates(same), rates(other)) == ([0.1, 0.2], [0.2, 0.1])
 
@@ -656,6 +660,18 @@ def test_a_part_is_that_of_one_of_two_workers_that_write_it(tmp_path: Path) -> N
     assert archive.flaw(tmp_path, STEP) == ""
     found = sorted(each.name for each in (tmp_path / name_of(STEP)).iterdir())
     assert found == [".metadata", "part-0", "tmd.json"]
+
+
+def test_a_part_whose_seal_lacks_a_file_is_not_joined(tmp_path: Path) -> None:
+    """Somebody has removed it before the part was sealed."""
+    parts(tmp_path, Two(1).only("model", "ema", "optimizer"))
+    file = tmp_path / (name_of(STEP) + PARTIAL) / "part-0" / archive.SEAL
+    seal = json.decode(file.read_bytes())
+    del seal["files"]["__0_0.distcp"]
+    file.write_bytes(json.encode(seal))
+
+    with pytest.raises(StateMismatch, match=r"part-0 lacks __0_0.distcp"):
+        archive.join_parts(tmp_path, STEP, 1)
 
 
 @pytest.mark.parametrize("left", ["part-0.1234.new", "part-0.1234.writing"])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -526,10 +526,10 @@ def test_a_loader_that_counts_its_iterations_has_the_epoch_of_the_call_again() -
     assert drawn(second, range(3, 4)) == epochs[1][3:]
 
 
-def divided(samples: int, parts: int) -> DataLoader[object]:
-    """Another order in each epoch, and two samples a batch."""
+def divided(samples: int, parts: int, batch: int = 2) -> DataLoader[object]:
+    """Another order in each epoch."""
     data = TensorDataset(torch.arange(float(samples)))
-    return DataLoader(data, batch_size=2, sampler=DistributedSampler(data, parts, 0, seed=4))
+    return DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, parts, 0, seed=4))
 
 
 def rest_of(feed: Feed) -> list[float]:
@@ -540,27 +540,33 @@ def rest_of(feed: Feed) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("built", [False, True], ids=["a loader", "a function"])
 @pytest.mark.parametrize(
-    ("before", "after", "done", "again"), [(2, 4, 6, 0), (4, 2, 3, 0), (2, 3, 4, 4), (3, 2, 2, 0)]
+    ("before", "after", "done", "again"),
+    [
+        ((2, 2), (4, 2), 6, 0),
+        ((4, 2), (2, 2), 3, 0),
+        ((2, 2), (3, 2), 4, 4),
+        ((3, 2), (2, 2), 2, 0),
+        ((2, 4), (4, 2), 3, 0),
+        ((4, 2), (2, 4), 3, 0),
+        ((2, 4), (4, 3), 4, 8),
+    ],
 )
 def test_a_job_of_another_size_goes_on_after_as_many_samples(
-    before: int, after: int, done: int, again: int, built: bool, caplog: pytest.LogCaptureFixture
+    before: tuple[int, int],
+    after: tuple[int, int],
+    done: int,
+    again: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It leaves none out. Less than a batch of each rank comes again."""
+    """It leaves none out. Less than a batch of each rank comes again. ``before``, ``after``: number
+    of ranks, and the samples in a batch of each."""
 
-    def feeds(parts: int) -> list[Feed]:
-        def build(place: DataPlace) -> DataLoader[object]:
-            made = divided(48, parts)
-            cast("Any", made.sampler).rank = place.part
-            return made
+    def feeds(parts: int, batch: int) -> list[Feed]:
+        places = [partial(DataPlace, part, parts) for part in range(parts)]
+        return [Feed(divided(48, parts, batch), 0, lambda: 1, place) for place in places]
 
-        loader = build if built else divided(48, parts)
-        return [
-            Feed(loader, 0, lambda: 1, partial(DataPlace, part, parts)) for part in range(parts)
-        ]
-
-    first, then = feeds(before), feeds(after)
+    first, then = feeds(*before), feeds(*after)
     seen = [n for feed in first for batch in drawn(feed, range(done)) for n in batch]
     first[0].commit()
     for feed in then:
@@ -569,36 +575,53 @@ def test_a_job_of_another_size_goes_on_after_as_many_samples(
 
     assert len(count) == 48
     assert sum(count.values()) == 48 + again
-    assert f"the data have {after} parts now, and had {before}: the loop goes on at" in caplog.text
+    words = f"the data have {after[0]} parts now, and had {before[0]}: the loop goes on at batch"
+    assert f"{words} {done * before[0] * before[1] // (after[0] * after[1])} of" in caplog.text
+    assert "after as many samples" in caplog.text
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 3), (3, 2)])
-def test_a_job_of_another_size_stays_at_the_end_of_its_epoch(before: int, after: int) -> None:
-    """A function is due there, after the last step."""
-    feed = feed_of(divided(28, before), (0, before))
+@pytest.mark.parametrize("exhausted", [False, True], ids=["in the loop", "behind it"])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 3), (3, 2), (4, 1)])
+def test_a_job_of_another_size_stays_at_the_end_of_its_epoch(
+    before: int, after: int, exhausted: bool
+) -> None:
+    """A function is due there, after the last step, whether or not a next batch was asked for."""
+    feed = feed_of(divided(50, before), (0, before))
     rest_of(feed)
     feed.commit()
-    end = structs.replace(feed.resumable, due="evaluate", exhausted=True)
-    other = feed_of(divided(28, after), (0, after))
+    end = structs.replace(feed.resumable, due="evaluate", exhausted=exhausted)
+    other = feed_of(divided(50, after), (0, after))
     other.resume(end)
 
     assert other.due == "evaluate"
     assert rest_of(other) == []
 
 
-def test_data_that_are_not_known_to_be_divided_go_on_at_the_same_batch(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A stream may be divided or not. A sampler without epochs counts steps."""
-    for each in (sampled, iterable):
-        caplog.clear()
-        feed, other = feed_of(each(), (0, 2)), feed_of(each(), (0, 1))
-        before = drawn(feed, range(8))
-        half = feed_of(each(), (0, 2))
-        drawn(half, range(4))
-        half.commit()
-        other.resume(half.resumable)
+def in_a_function() -> Callable[[DataPlace], Iterable[object]]:
+    """It may build any loader, such as one that counts steps."""
+    return lambda _: shuffled()
 
-        assert other.position.index == 4
-        assert ("samples come again or are left out" in caplog.text) == (each is iterable)
-        assert each is sampled or drawn(other, range(4, 8)) == before[4:]
+
+def in_a_subclass() -> DataLoader[object]:
+    """Others, such as shards of Accelerate with ``split_batches``, may divide each batch."""
+
+    class Other(DataLoader[object]):
+        pass
+
+    data = dataset()
+    return Other(data, batch_size=4, sampler=DistributedSampler(data, 1, 0))
+
+
+@pytest.mark.parametrize("each", [sampled, iterable, in_a_function, in_a_subclass])
+def test_data_whose_division_is_not_known_go_on_at_the_same_batch(
+    each: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning, except for a sampler that counts steps."""
+    feed, other = feed_of(each(), (0, 1)), feed_of(each(), (0, 1))
+    before = drawn(feed, range(8))
+    end = Position(0, 4, parts=2, batch=4)
+    other.resume(end)
+
+    assert other.position == Position(0, 4)
+    assert drawn(other, range(4, 8)) == before[4:]
+    assert ("samples come again or are left out" in caplog.text) == (each is not sampled)

@@ -256,14 +256,16 @@ async def test_a_host_with_switches_and_without_log_access_says_what_it_does_not
     shim, tmp_path
 ):
     """NVML has no events of NVSwitches. Other hosts are told of all by it."""
-    switches = tmp_path / "nvidia-nvswitch"
+    switches = tmp_path / "devices"
     detector = XidDetector(NO_LOG, str(shim / LIBRARY), switches)
-    without = detector._unseen(XidConfig())
-    switches.mkdir()
+    without = [detector._unseen(XidConfig())]
+    switches.mkdir()  # the driver makes it on each host
+    without.append(detector._unseen(XidConfig()))
+    (switches / "0000:05:00.0").mkdir()
     async with signals_of(detector, XidConfig(), tmp_path) as signals:
         signal = await anext(signals)
 
-    assert without == ""
+    assert without == ["", ""]
     assert signal.code == "xid.no_log"
     assert "CAP_SYSLOG; faults of this host's NVSwitches are not seen" in signal.message
 

@@ -25,8 +25,6 @@ class SavingTrainer(transformers.Trainer):
     callback_handler: Any
     _partly = False
     """Whether a checkpoint is being written."""
-    _replaces = False
-    """Whether it is to replace one of the same name, by an earlier run."""
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = str(super()._get_output_dir(trial))
@@ -49,32 +47,29 @@ class SavingTrainer(transformers.Trainer):
         self._partly, state.best_global_step = True, None  # else it waits for all ranks
         try:
             folder = self._get_output_dir(trial)
+            self._remove_former()
             shutil.rmtree(folder, ignore_errors=True)
             super()._save_checkpoint(model, trial)
         finally:
             self._partly, state.best_global_step = False, best
         state.save_to_json(os.path.join(folder, name, "trainer_state.json"))
-        self._replaces = os.path.isdir(os.path.join(os.path.dirname(folder), name))
 
     def _complete_checkpoint(self) -> None:
         """After the vote, on all ranks: rank 0 may be gone by now."""
         folder, name = self._get_output_dir(None), f"checkpoint-{self.state.global_step}"
-        place, former = os.path.join(folder, name), os.path.join(folder, FORMER)
-        writes = self.args.should_save
-        try:
-            if writes and self._replaces:
-                shutil.rmtree(former, ignore_errors=True)
-                os.rename(place, former)
-            os.replace(os.path.join(folder, PARTLY, name), place)
+        new, place = os.path.join(folder, PARTLY, name), os.path.join(folder, name)
+        if os.path.isdir(place) and os.path.isdir(new):
+            _move(place, os.path.join(folder, FORMER))
+        if _move(new, place):
             os.rmdir(os.path.join(folder, PARTLY))
-        except OSError as error:
-            # Another rank was faster, or the writer is about to move the one that it replaces.
-            if error.errno not in {ENOENT, ENOTEMPTY, EEXIST}:
-                raise
-        if writes:
-            shutil.rmtree(former, ignore_errors=True)
+        if self.args.should_save:
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(folder, limit, best, use_mtime=True)
+
+    def _remove_former(self) -> None:
+        """Rank 0, once all ranks have completed the checkpoint that replaces it."""
+        folder = super()._get_output_dir(None)
+        shutil.rmtree(os.path.join(folder, FORMER), ignore_errors=True)
 
     def _share_history(self) -> None:
         """All ranks: a worker that took a rank lacks what was logged before."""
@@ -86,6 +81,17 @@ class SavingTrainer(transformers.Trainer):
         histories: list[Any] = [None] * len(counts)
         dist.all_gather_object(histories, history)
         history[:] = max(histories, key=len)
+
+
+def _move(place: str, to: str) -> bool:
+    """Rename a folder; ``False`` if another rank has done it."""
+    try:
+        os.replace(place, to)
+    except OSError as error:
+        if error.errno not in {ENOENT, ENOTEMPTY, EEXIST}:
+            raise
+        return False
+    return True
 
 
 def refuse_apart(begins: str) -> None:

@@ -386,4 +386,6 @@ class Trainer(SavingTrainer):
             raise SystemExit(0)  # the rank itself reports
         self._take_rank()
         self._set_mode()
+        if self.args.should_save:
+            self._remove_former()
         return super()._finalize_training(*args, **named)

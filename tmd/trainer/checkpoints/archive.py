@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tmd.core.values.checkpoints import PARTIAL, name_of, step_of
+from tmd.core.values.checkpoints import GONE, PARTIAL, name_of, step_of
 from tmd.core.values.errors import StateMismatch
 from tmd.core.values.reasons import in_words
 from tmd.trainer.checkpoints import disk
@@ -98,10 +98,12 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
     """
     place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
     place.parent.mkdir(parents=True, exist_ok=True)
-    for left in _beginning(place.parent, place.name, NEW):  # by a former worker of the rank
-        shutil.rmtree(left, ignore_errors=True)
-    # That worker may still write. In a folder of both, one would seal what the other is writing.
+    # A former worker of the rank may still write. In a folder of both, one would seal what the
+    # other is writing; and it must not seal a folder of which half is removed.
     own = f"{place.name}.{uuid.uuid4().hex[:8]}"
+    for left in _beginning(place.parent, place.name, NEW):
+        with suppress(OSError):
+            shutil.rmtree(left.rename(left.with_name(f"{left.name}.{own}{GONE}")))
     new = place.with_name(own + NEW)
     try:
         new.mkdir()
@@ -115,7 +117,7 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
         raise
 
 
-def _beginning(folder: Path, part: str, ending: str) -> list[Path]:
+def _beginning(folder: Path, part: str, ending: str = "") -> list[Path]:
     """What workers of the rank of ``part`` have in a folder of parts, which need not exist."""
     with suppress(FileNotFoundError, NotADirectoryError):
         names = (name for name in os.listdir(folder) if name.startswith(f"{part}."))
@@ -211,6 +213,11 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
     for name in seals:
         own = FileSystemReader(place / name).read_metadata()
         _merge(merged, own)
+        if (
+            lacking := {s.relative_path for s in own.storage_data.values()}
+            - seals[name].files.keys()
+        ):
+            raise StateMismatch(f"{name} lacks {', '.join(sorted(lacking))}")
         results += [
             WriteResult(i, s.length, replace(s, relative_path=f"{name}/{s.relative_path}"))
             for i, s in own.storage_data.items()
@@ -224,11 +231,11 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
     files[METADATA] = disk.digest(place / METADATA)
     _seal(place, CheckpointSeal(step, seals[f"{PART}0"].position, size, files))
-    for name in seals:
-        for left in _beginning(place, name, NEW):
-            shutil.rmtree(left, ignore_errors=True)
-        for left in _beginning(place, name, WRITING):
+    for left in (left for name in seals for left in _beginning(place, name)):
+        if left.suffix == WRITING:
             left.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
     place.rename(folder / name_of(step))
     disk.sync(folder)
 

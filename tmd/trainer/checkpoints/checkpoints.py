@@ -270,21 +270,23 @@ class Checkpoints:
             # No later checkpoint ends this where the worker has given its rank away.
             ends = attempt.over.wait(LOOK_S) or (late and not writing)
             if ends and not archive.is_complete(folder, step):
-                self._waited_in_vain(staged)
+                self._waited_in_vain(staged, late=not attempt.over.is_set())
                 return
         self._has(SavedCheckpoint(step, time.time(), str(folder / name_of(step))))
         if staged.rank == 0:
             self._prune(step, keep=self._order.keep)
 
-    def _waited_in_vain(self, staged: StagedState) -> None:
+    def _waited_in_vain(self, staged: StagedState, *, late: bool) -> None:
+        if late and staged.rank != 0:
+            return  # rank 0 knows whether one is being written
         missing = archive.parts_missing(self._order.folder, staged.step, self._size)
         # A rank that failed reports why itself; rank 0 reports for one that is gone.
         ranks = ", ".join(map(str, missing))
-        late = f"no part of rank {ranks} in time" if ranks else "its parts were not joined in time"
+        why = f"no part of rank {ranks} in time" if ranks else "its parts were not joined in time"
         if staged.rank == 0:
-            self._misses(staged.step, late)
+            self._misses(staged.step, why)
         else:
-            log.warning("no checkpoint of step %d: %s", staged.step, late)
+            log.warning("no checkpoint of step %d: %s", staged.step, why)
 
     def _prune(self, step: int, *, keep: int) -> None:
         try:

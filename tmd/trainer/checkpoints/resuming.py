@@ -178,7 +178,7 @@ def restore(
     own = values_of(rank) if same else {}
     first = own if same else values_of(0)
     like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
-    _check_order(reading.path, names, first.get("others"), own.get("groups"))
+    _check_order(reading.path, names, first.get("others"), first.get("groups"))
     targets = {} if like_first else names.buffers(rank, place)
     kept = []
     for number in range(len(names.units)):

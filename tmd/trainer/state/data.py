@@ -27,7 +27,7 @@ from tmd.trainer.state.placing import (
     DRAWN,
     DataPlace,
     Loader,
-    is_divided,
+    divided_batch,
     is_function,
     placed,
     refuse_fixed,
@@ -37,6 +37,8 @@ from tmd.trainer.state.seeds import mixed, seed_all
 from tmd.trainer.state.step_sampler import Course, StepSampler, check_size
 
 log = logging.getLogger("tmd.trainer")
+
+UNKNOWN_PARTS = ", so samples come again or are left out if each rank has its own part of them"
 
 
 class Position(Struct, frozen=True):
@@ -53,6 +55,8 @@ class Position(Struct, frozen=True):
     ``index``."""
     parts: int = 0
     """Number of parts of the data; only in a checkpoint, and 0 in one of tmd 0.1.0."""
+    batch: int = 0
+    """Samples in a batch of one rank; 0 if the loader does not tell. Only in a checkpoint."""
 
 
 class Feed:
@@ -114,7 +118,9 @@ class Feed:
     @property
     def resumable(self) -> Position:
         """The same for :meth:`resume`, perhaps by a job of another size."""
-        return structs.replace(self.position, parts=self._place().parts)
+        return structs.replace(
+            self.position, parts=self._place().parts, batch=divided_batch(self._loader)
+        )
 
     @property
     def drawn(self) -> bool:
@@ -241,23 +247,27 @@ class Feed:
 
     def resume(self, position: Position) -> None:
         """Go to the ``position`` of a checkpoint, whose job may have divided the data into another
-        number of parts. An epoch that is divided among the ranks then goes on after as many
-        samples, rounded down to a batch of each rank."""
+        number of parts. An epoch of which each rank is known to have a part then goes on after as
+        many samples, rounded down to a batch of each rank. Others go on at the same batch."""
         part, parts = self._place()
         if position.parts in (0, parts) or not position.index or position.over:
             return self.seek(position)
-        before, steps = position, getattr(self._loader, "sampler", None)
-        if is_divided(self._loader):
-            # With a batch too many, one that was the last one stays that.
-            up = parts - 1 if position.exhausted else 0
-            index = (position.index * position.parts + up) // parts
-            position = structs.replace(position, index=index)
-        if part == 0 and not isinstance(steps, StepSampler):
+        later, batch = position, divided_batch(self._loader)
+        if batch and position.batch:
+            # What is due after the last batch of an epoch stays due after it, with fewer batches.
+            last = bool(position.due) or position.exhausted
+            size = parts * batch
+            done = position.index * position.parts * position.batch + (size - 1 if last else 0)
+            later = structs.replace(position, index=done // size, exhausted=last)
+        counts = isinstance(getattr(self._loader, "sampler", None), StepSampler)
+        if part == 0 and not counts:
             log.warning(
-                "the data have %d parts now, and had %d: %s",
-                *(parts, before.parts, _gone_on(before.index, position.index)),
+                "the data have %d parts now, and had %d: the loop goes on at batch %d of each "
+                "rank%s",
+                *(parts, position.parts, later.index),
+                ", after as many samples" if batch and position.batch else UNKNOWN_PARTS,
             )
-        self.seek(position)
+        self.seek(later)
 
     def _go_to(self, position: Position) -> None:
         self._kept.clear()
@@ -333,8 +343,8 @@ class Feed:
                     return
                 raise StateMismatch(
                     f"this rank is at batch {numbers.stop} of call {self.call} of "
-                    f"session.batches(), but its loader gives only {number}: use the data and the "
-                    "batch size with which the job began"
+                    f"session.batches(), but its loader gives only {number}: use the data, the "
+                    "batch size and the number of ranks with which the job began"
                 ) from None
 
     def _seed(self, number: int, purpose: str) -> None:
@@ -354,17 +364,6 @@ class Feed:
             refuse_fixed(self._loader, self._opened_at, DRAWN)
         self._taken += 1
         return batch
-
-
-def _gone_on(before: int, now: int) -> str:
-    if before == now:
-        return (
-            f"the loop goes on at batch {now} of each rank, so samples come again or are left out "
-            "if each rank has its own part of them"
-        )
-    return (
-        f"the loop goes on at batch {now} of each rank instead of {before}, after as many samples"
-    )
 
 
 def _seed_of(base: Callable[[], int], call: int, index: int) -> int:

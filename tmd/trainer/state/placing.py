@@ -150,12 +150,13 @@ def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]
     return callable(loader) and not any(hasattr(loader, n) for n in ("__iter__", "__getitem__"))
 
 
-def is_divided(loader: Loader) -> bool:
-    """Whether each rank draws its part of an epoch, as far as known: the loader is a function of
-    the part, or has a sampler of torch or a shard of Accelerate."""
-    return is_function(loader) or any(
-        isinstance(each, DistributedSampler) or _is_shard(each) for each in pieces(loader)
-    )
+def divided_batch(loader: Loader) -> int:
+    """Samples in a batch of one rank, if ``loader`` is known to give each rank its part of an
+    epoch, in an order that does not depend on the number of ranks; else 0."""
+    sampler = getattr(loader, "sampler", None)
+    if type(loader) is DataLoader and type(sampler) is DistributedSampler:
+        return loader.batch_size or 0
+    return 0
 
 
 def pieces(loader: object) -> Iterator[Any]:
