@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from msgspec import structs
+from tmd_detectors.trainer import NAN_LOSS, TrainerConfig, TrainerFindings
 
 from tests.values import failover
 from tmd import wire
@@ -184,6 +185,20 @@ async def test_what_is_no_number_leaves_the_status_of_the_host_readable(host):
     assert (known.pace, known.loss, known.timings) == (None, None, {"transfer": 1.0})
     assert (known.stands_s, known.step_seconds, len(known.detail)) == (0.0, 0.0, 1000)
     assert read.exits[0].at > 0
+
+
+async def test_a_loss_that_is_no_number_is_found(host):
+    """Although the status of the host cannot hold it."""
+    findings, feed = TrainerFindings(TrainerConfig()), host.roster.subscribe(0.0)
+    async with trainer(host) as one:
+        await one.hello()
+        await one.say(loss=math.nan, step=7)
+        await until(lambda: host.roster.statuses[0].step == 7)
+        host.roster.repeat(1.0)
+        found = [signal.code for signal in findings.observe(await feed.take(), 1.0)]
+
+        assert found == [NAN_LOSS]
+        assert host.roster.statuses[0].loss is None
 
 
 async def test_exits_reach_the_roster(host):

@@ -355,8 +355,8 @@ def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
 
 
 def stated(status: WorkerStatus) -> WorkerStatus:
-    """``status`` as JSON can hold it, with the version of the protocol, which trainers of 0.1.0 do
-    not state."""
+    """``status`` as JSON can hold it but for its loss, with the version of the protocol, which
+    trainers of 0.1.0 do not state."""
     status = encodable(status)
     if status.protocol or not status.address:
         return status

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from tmd.core.values.encodable import with_encodable_loss
 from tmd.core.values.model import Exit, WorkerStatus
 from tmd.daemon.bus import WakeEvent
 from tmd.plugin import WorkerEvent
@@ -59,7 +60,8 @@ class Roster:
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
-        return tuple(known.status for known in self.workers.values())
+        """Of all live workers, as JSON can hold them."""
+        return tuple(with_encodable_loss(known.status) for known in self.workers.values())
 
     @property
     def jobs(self) -> set[str]:

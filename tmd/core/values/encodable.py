@@ -20,11 +20,11 @@ LONGEST = 1000
 
 
 def encodable(status: WorkerStatus) -> WorkerStatus:
-    """``status`` without what is no number: a time becomes 0, a pace or a loss unknown, a timing
-    is left out. Long explanations are cut."""
+    """``status`` without what is no number: a time becomes 0, a pace unknown, a timing is left out.
+    Long explanations are cut. The loss stays as it is, for the detectors of the host, until
+    :func:`with_encodable_loss`."""
     return structs.replace(
         status,
-        loss=status.loss if status.loss is None or isfinite(status.loss) else None,
         step_seconds=_number(status.step_seconds),
         stands_s=_number(status.stands_s),
         pace=status.pace if status.pace is None or _is_known(status.pace) else None,
@@ -33,6 +33,13 @@ def encodable(status: WorkerStatus) -> WorkerStatus:
         rehearsed=tuple(map(_rehearsal, status.rehearsed)),
         timings={name: each for name, each in status.timings.items() if isfinite(each)},
     )
+
+
+def with_encodable_loss(status: WorkerStatus) -> WorkerStatus:
+    """``status`` with an unknown loss in place of one that is no number."""
+    if status.loss is None or isfinite(status.loss):
+        return status
+    return structs.replace(status, loss=None)
 
 
 def encodable_exit(ended: Exit, now: float) -> Exit:
