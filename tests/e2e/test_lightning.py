@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.e2e.frameworks import after_a_loss, need, undisturbed_in
-from tests.e2e.harness import PACE, ROOT, Golden, Run, running
+from tests.e2e.harness import PACE, PACE_OF_2, ROOT, Golden, Run, running
 from tmd.core.values.model import ClusterView, PlanKind, WorkerStatus
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
@@ -84,7 +84,7 @@ async def test_rank_0_moves_and_another_rank_is_killed(
     """By live shadow, and then by a failover that repeats the step. The model is validated and
     saved before, between and after them. Each line of a logger that collects lines is written by
     one of the workers that have held rank 0, and each of them has the hyperparameters."""
-    faults = [PACE]
+    faults = [PACE_OF_2]
     async with running(tmp_path, redis.url, faults=faults, standby=STANDBYS, script=SCRIPT) as run:
         moved = await run.drain_rank_0()
         # As when the drained host is switched off: what it has collected is written by now.

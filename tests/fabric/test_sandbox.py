@@ -271,6 +271,7 @@ def bare_in_the_sandbox(rank: int, size: int, store: dist.Store) -> list[object]
     dist.init_process_group("tmd")
     subgroup = dist.new_group([2, 3])
     others = dist.new_group([0, 1])
+    dist.new_group([2, 3], backend="fake")  # as torchtitan does
     for backend in ("gloo", "cpu:gloo,cuda:tmd"):
         with pytest.raises(
             ValueError, match=f"backend='{backend}' cannot reach .* leave 'backend'"

@@ -30,6 +30,7 @@ from tmd.trainer.protocol.frames import (
     Tail,
     Unit,
 )
+from tmd.trainer.shadow.receiver import ShadowReceiver
 from tmd.trainer.shadow.source import HOLD_S
 from tmd.trainer.shadow.source_context import SourcePace
 from tmd.trainer.state.data import Position
@@ -39,6 +40,49 @@ pytestmark = pytest.mark.timeout(60)
 NARROW = ShadowLimits(copy_mb_s=1e6, staging_mb=8)
 ROOMY = ShadowLimits(copy_mb_s=1e6, staging_mb=60)
 """For some tens of steps of a wide model."""
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Threads of these names cannot be started: a limit on their number is reached."""
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name in names:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+def test_a_rank_at_its_limit_of_threads_loses_none_to_a_joiner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the two that a source needs, only the first one started."""
+    failing(monkeypatch, "tmd-mirror-in")
+    with linked() as (near, _):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Source(Script(0)).show(near)
+        for thread in threading.enumerate():
+            if thread.name == "tmd-mirror-out":
+                thread.join(PATIENCE)
+
+    assert "tmd-mirror-out" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_standby_at_its_limit_of_threads_is_as_one_whose_link_broke(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not end, and may try again."""
+    failing(monkeypatch, "tmd-shadow", "tmd-shadow-last")
+    with linked() as (near, far):
+        shadow = ShadowReceiver(far, 1000)
+        shadow.hear_out(1.0)
+        shadow.end()
+        with pytest.raises(LinkError):
+            frames.receive(near)
+
+    assert str(shadow.lost) == "can't start new thread"
+
 
 # --- what is shown --------------------------------------------------------------------------------
 

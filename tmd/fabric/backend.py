@@ -18,6 +18,8 @@ from tmd.fabric.solo import lone_fabric
 from tmd.torch_private.c10d import check_new_groups, keep_flight_recorder_off
 
 NAME = "tmd"
+ALLOWED = {"", NAME, "fake"}
+"""Backends of new groups. One that is fake communicates with nobody."""
 
 
 class _Behind:
@@ -73,7 +75,7 @@ def _refuse_other(backend: str, size: int) -> None:
     """Raises ValueError: other backends would look for all ranks in a store of this process alone,
     and wait there for the time-out of the group."""
     kinds = {kind.rpartition(":")[2] for kind in backend.split(",")}
-    if _Behind.installed is not None and size > 1 and kinds - {NAME, ""}:
+    if _Behind.installed is not None and size > 1 and kinds - ALLOWED:
         raise ValueError(
             f"a process group with backend={backend!r} cannot reach the other ranks under tmd: "
             f"leave 'backend' out, or give {NAME!r}, whose groups carry tensors in host memory and "

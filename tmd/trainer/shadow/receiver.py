@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tmd.core.planning.directives import Prepare, ShadowRank
 from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.core.values.reasons import in_words
 from tmd.fabric import Fabric, Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import (
@@ -99,7 +100,11 @@ class ShadowReceiver:
         self.mismatch = ""
         """How the script's operations differ from the source's."""
         self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # as after a link that broke: another attempt may get one
+            self._ended = LinkError(in_words(error))
+            link.close()
 
     def send(self, frame: Frame) -> None:
         """Send a frame to the source. Raises LinkError."""
@@ -115,13 +120,18 @@ class ShadowReceiver:
         Its kernel may keep the link open for long, and its last outputs may still arrive.
         """
 
-        def listen() -> None:
+        def listen(quiet_s: float = quiet_s) -> None:
             with contextlib.suppress(LinkError):
                 while self._link.quiet_s < quiet_s:
                     self._thread.join(LOOK_S)
                 self._link.receive_no_more()
 
-        threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
+        if self._ended is not None:
+            return
+        try:
+            threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
+        except RuntimeError:
+            listen(0.0)  # what may still come is not waited for
 
     def spoil(self) -> None:
         """Close and discard all frames: the current step is void."""
@@ -133,7 +143,8 @@ class ShadowReceiver:
     def end(self) -> None:
         """Close, and wait for a limited time for the thread."""
         self.close()
-        self._thread.join(ENDING_S)
+        if self._thread.ident is not None:
+            self._thread.join(ENDING_S)
 
     @property
     def lost(self) -> LinkError:

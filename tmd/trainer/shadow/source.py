@@ -93,8 +93,12 @@ class ShadowSource:
             threading.Thread(target=act, name=f"tmd-mirror-{role}", daemon=True)
             for role, act in (("out", self._send_all), ("in", self._listen))
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self.drop("no thread can be started")  # else the first one would wait for good
+            raise
 
     @property
     def over(self) -> bool:
