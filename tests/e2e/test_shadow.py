@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.marks import thorough
 from tmd.core.values.model import Activity, MigrationPlan, Phase, PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
+from tmd.testing.clients import until
 
 GATE = "data@0:5=wait"
 """Rank 0 waits here, and so do all ranks, until a drain was requested."""
@@ -127,6 +129,24 @@ async def test_a_joiner_that_dies_once_it_has_the_vote_gives_the_rank_back(
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.host == "h2"
         await run.ends_like(long_golden, lost=1)
+
+
+async def test_a_leaver_that_dies_after_the_vote_halts_those_that_have_not_switched_yet(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """They hear of the loss between the vote and the switch, and the joiner has the vote."""
+    waits = [f"{name} switching@{rank}:*=wait" for name, rank in (("first", 0), ("last", 2))]
+    faults = [GATE, *waits, "switching@1:*=kill"]
+    async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
+        await drained(run, standbys=2)
+        logs = partial(map, run.cluster.log, ("h1", "h3"))
+        await until(lambda: all('"directive": "Hold"' in log for log in logs()), within_s=30.0)
+        run.let_go("first")
+        run.let_go("last")
+        plan = await run.done("trainer")
+
+        assert [m.rank for m in plan.moves] == [1]
+        await run.ends_like(long_golden, lost=1, unwritten=_written_late(plan))
 
 
 @pytest.mark.parametrize("point", [thorough("showing"), "mirroring"])

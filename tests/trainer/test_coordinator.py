@@ -13,8 +13,8 @@ from torch import nn
 from tests.fabric.circle import KEY, member
 from tests.fabric.fake_nccl import Cluster, FakeKind
 from tests.trainer.contexts import FAST
-from tmd.core.planning.directives import Directive, Hold, Sync, Train
-from tmd.core.values.model import Activity, Membership
+from tmd.core.planning.directives import Directive, Hold, Resume, Sync, Train
+from tmd.core.values.model import Activity, Member, Membership
 from tmd.fabric import Fabric, GroupView
 from tmd.fabric.generations.generations import Generations
 from tmd.testing.clients import worker_status
@@ -25,6 +25,7 @@ from tmd.trainer.state.state import Registry
 from tmd.trainer.worker.coordinator import Coordinator
 
 NO_STATE: Any = None
+ALONE = Membership(epoch=1, members=(Member("h1/j/0", "h1", "h1:1"),))
 
 
 def test_a_second_step_in_the_batch_of_a_broken_one_is_interrupted() -> None:
@@ -72,6 +73,24 @@ def training(fabric: Fabric) -> Iterator[Coordinator]:
     coordinator.start(agent, fabric, FAST, one_run=False)
     try:
         yield coordinator
+    finally:
+        coordinator.close()
+        fabric.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [Hold("plan", 1), Resume("plan", ALONE, 0), Sync("plan", ALONE, 0, 0, ())]
+)
+def test_a_worker_whose_first_directive_is_of_a_recovery_does_not_wait_for_good(
+    kind: Directive,
+) -> None:
+    """It has a rank, and another one was lost before this worker heard of it: its daemon was away.
+    The others end in the same way, and the job forms anew."""
+    fabric, agent = Fabric("h1/j/0", KEY), Ordering(kind)
+    coordinator = Coordinator(worker_status(fabric.worker))
+    try:
+        with pytest.raises(RuntimeError, match="a rank was lost during set-up: start the job"):
+            coordinator.start(agent, fabric, FAST, one_run=False)  # type: ignore[arg-type]
     finally:
         coordinator.close()
         fabric.close()

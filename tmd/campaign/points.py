@@ -134,6 +134,7 @@ class Injector:
         _before(PassingGroup, "_pass", lambda *_: self.reach("passing"))
         _before(Recovery, "rejoin", lambda *_: self.reach("synced"))
         _before(Continuation, "_enters", lambda *_: self.reach("finishing"))
+        _before(Leaving, "carry_out", lambda *_: self.reach("switching"))
         _before(Leaving, "wait", lambda *_: self.reach("left"))
 
     def _stand_at_checkpoints(self) -> None:

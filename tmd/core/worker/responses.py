@@ -49,6 +49,7 @@ class Response(StrEnum):
     SYNC = "be ready for the resume step"
     FINISH = "apply what is whole and run to the end"
     EXIT = "end the process"
+    ABANDON = "end with an error: a rank was lost before the first step"
 
 
 _ANY: tuple[type[Directive], ...] = get_args(Directive)
@@ -59,6 +60,11 @@ TABLE: dict[Activity, dict[type[Directive], Response]] = {
         Train: Response.ENTER,
         Wait: Response.WARM_UP,
         Leave: Response.EXIT,
+        # It has a rank, and its Train was replaced before it came.
+        Hold: Response.ABANDON,
+        Sync: Response.ABANDON,
+        Resume: Response.ABANDON,
+        Finish: Response.ABANDON,
     },
     Activity.STANDBY: {
         Wait: Response.STAND_BY,

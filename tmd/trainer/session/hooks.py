@@ -35,6 +35,9 @@ SHADOWS = frozenset(
 log = logging.getLogger("tmd.trainer")
 
 
+LOST_IN_SETUP = "a rank was lost during set-up: start the job again, no step was lost"
+
+
 class Interrupted(BaseException):
     """The step is poisoned and will be repeated. Swallowed by ``session.step()``.
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session import early_exit
 from tmd.trainer.session.elastic import obstacle
-from tmd.trainer.session.hooks import StepHooks
+from tmd.trainer.session.hooks import LOST_IN_SETUP, StepHooks
 from tmd.trainer.session.kept_rank import KeptRankReport
 from tmd.trainer.session.loop import BatchLoop
 from tmd.trainer.session.optimizers import refuse_unusable
@@ -210,9 +210,7 @@ class Session:
         if self._registry is not None and not self._awaited:
             raise RuntimeError("session.register() was called twice; name all objects in one call")
         if self._hooks.health.broken:
-            raise RuntimeError(
-                "a rank was lost during set-up: start the job again, no step was lost"
-            )
+            raise RuntimeError(LOST_IN_SETUP)
 
     def _rigidity(self, local: LocalState, snapshots: int) -> str:
         """Why no other rank can compute for this one; empty if nothing registered forbids it."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from tmd.core.planning.directives import Arm, Directive, Prepare, Train, Wait
+from tmd.core.planning.directives import Arm, Directive, Hold, Prepare, Train, Wait
 from tmd.core.values.model import Membership, WorkerStatus
 from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
@@ -32,6 +32,15 @@ def must_wait(fabric: Fabric, sources: ShadowSources, step: int, order: Arm) -> 
         log.info("epoch %d waits for a message with a rank that moves", later.epoch)
         return True
     return fabric.joiner_gone(later) or sources.hold(order.plan, step)
+
+
+def heed(directive: Directive | None, fabric: Fabric, arming: Arming) -> None:
+    """Halt in the present epoch, if ``directive`` orders that (any thread). It may have come before
+    the epoch was entered."""
+    held = fabric.membership
+    if isinstance(directive, Hold) and held and directive.epoch <= held.epoch:
+        arming.disarm()
+        fabric.poison(f"plan {directive.plan} orders a halt")
 
 
 def build_time(order: Arm | Prepare) -> BuildTime:

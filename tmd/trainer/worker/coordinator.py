@@ -15,16 +15,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from tmd.core.planning.directives import Arm, Directive, Hold, Leave, Train
+from tmd.core.planning.directives import Arm, Directive, Leave, Train
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.errors import LinkError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, WorkerStatus
+from tmd.core.worker.responses import Response
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.protocol.step_vote import VoteKind, agree, gather
 from tmd.trainer.session.handovers import Handovers
-from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
+from tmd.trainer.session.hooks import LOST_IN_SETUP, SHADOWS, Interrupted, VoteOutcome, dismiss
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
@@ -35,7 +36,7 @@ from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.state_transfer.verification import StateVerdict
 from tmd.trainer.worker.adopted_ranks import AdoptedRanks
 from tmd.trainer.worker.agent import Agent
-from tmd.trainer.worker.arming import Arming, must_wait
+from tmd.trainer.worker.arming import Arming, heed, must_wait
 from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -79,7 +80,9 @@ class Coordinator:
         self._arming = Arming.of(fabric, self._reporter.report_armed, lambda: self.status)
         self._reporter.open(agent, fabric)
         self._watchdog = PeerWatchdog.started(fabric)
-        _, directive = self._reporter.next_response(one_run=one_run)
+        response, directive = self._reporter.next_response(one_run=one_run)
+        if response is Response.ABANDON:
+            raise RuntimeError(LOST_IN_SETUP)
         if isinstance(directive, Leave):
             dismiss(directive)
         if isinstance(directive, Train):
@@ -354,6 +357,7 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
+                heed(self._agent.directive, self._fabric, self._arming)
                 due = self._context.state.resync.is_due(self.status.epoch)
                 broken = self._switch or self._parts.recovery.pending or self._fabric.poisoned
                 return self.finishing or not (due or broken)
@@ -391,9 +395,6 @@ class Coordinator:
     def obey(self, directive: Directive) -> None:
         """Agent's thread: the part of a directive that cannot wait for the main thread."""
         self._arming.obey(directive, self.status)
-        held = self._fabric.membership
-        if isinstance(directive, Hold) and held and directive.epoch <= held.epoch:
-            self._arming.disarm()
-            self._fabric.poison(f"plan {directive.plan} orders a halt")
+        heed(directive, self._fabric, self._arming)
         if self._known is not None:
             self._known.obey(directive)
