@@ -364,8 +364,8 @@ def test_doctor_says_for_whom_it_asks_beside_a_daemon_of_another_user(config, mo
         door.listen()
         found = {each.name: each for each in examine(settings)}
 
-    assert found["state folder"].text.endswith(f"the daemon, of user {daemon}, has started with it")
-    asked = f"asked as user {daemon + 1}, and the daemon is user {daemon}"
+    assert found["state folder"].text.endswith(f"in use by the running daemon, of user {daemon}")
+    asked = f"checked as user {daemon + 1}, and the daemon runs as user {daemon}"
     assert found["detector nic"].text.endswith(asked)
 
 

@@ -76,7 +76,7 @@ def foreign(place: Path) -> str:
     )
 
 
-def user_of(connection: socket.socket) -> int:
+def peer_uid(connection: socket.socket) -> int:
     """The user at the other end of a Unix socket, by number."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _, uid, _ = _UCRED.unpack(peer)
@@ -92,5 +92,5 @@ def refuse_impostor(connection: socket.socket, path: Path) -> None:
     """
     if not path.is_relative_to(user_folder(TEMPORARY)):
         return
-    if (uid := user_of(connection)) not in (0, os.geteuid()):
+    if (uid := peer_uid(connection)) not in (0, os.geteuid()):
         raise PermissionError(f"user {uid} poses as the daemon at {path}")

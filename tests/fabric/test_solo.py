@@ -6,7 +6,7 @@ import pytest
 
 from tests.marks import needs_ipv6
 from tmd.core.values.model import Member
-from tmd.fabric.solo import own_host, unreachable
+from tmd.fabric.solo import own_address, why_unreachable
 
 
 @pytest.fixture(autouse=True)
@@ -25,18 +25,18 @@ def test_the_address_is_that_on_the_route_to_the_store(
     master: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", master)
-    assert own_host() == ("::1" if master == "::1" else "127.0.0.1")
+    assert own_address() == ("::1" if master == "::1" else "127.0.0.1")
 
 
 def test_a_given_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMD_ADVERTISE", "10.0.0.7")
-    assert own_host() == "10.0.0.7"
+    assert own_address() == "10.0.0.7"
 
 
 @pytest.mark.parametrize("local", ["127.0.1.1:7000", "::1:7000"])
 def test_a_rank_that_other_hosts_cannot_reach_is_named(local: str) -> None:
     """Debian resolves the name of a host to the loopback interface on that host."""
-    why = unreachable(members("10.0.0.7:7000", local))
+    why = why_unreachable(members("10.0.0.7:7000", local))
 
     assert why.startswith(f"rank 1 on host-1 has the address {local}, ")
     assert "Set TMD_ADVERTISE on each host" in why
@@ -48,4 +48,4 @@ def test_a_rank_that_other_hosts_cannot_reach_is_named(local: str) -> None:
 )
 def test_addresses_of_one_kind_are_taken_for_reachable(addresses: tuple[str, ...]) -> None:
     """All on the loopback interface: they have found each other there."""
-    assert unreachable(members(*addresses)) == ""
+    assert why_unreachable(members(*addresses)) == ""

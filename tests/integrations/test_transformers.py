@@ -410,7 +410,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from tmd.integrations.transformers import Trainer, TrainingArguments
 
-class Looks(Trainer):
+class InspectingTrainer(Trainer):
     def _write_checkpoint(self, *arguments):
         super()._write_checkpoint(*arguments)
         print("written", sorted(os.listdir(place)) == ["former"], os.path.isdir(folder + "/partly"))
@@ -427,7 +427,7 @@ args = TrainingArguments(
 )
 model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
 rows = [{"input_ids": torch.tensor([i, 1]), "labels": torch.tensor([i, 1])} for i in range(2)]
-Looks(model, args, train_dataset=rows).train()
+InspectingTrainer(model, args, train_dataset=rows).train()
 left = [name for name in os.listdir(folder) if "part" in name]
 print(left, "model.safetensors" in os.listdir(place))
 """

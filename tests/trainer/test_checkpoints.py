@@ -43,7 +43,7 @@ def checkpoints(
     size: int = 1,
     verdict: StateVerdict = lambda: "",
     ending_s: float = PATIENCE_S,
-    last_s: float = PATIENCE_S,
+    part_s: float = PATIENCE_S,
     *,
     at_end: bool = False,
 ) -> Checkpoints:
@@ -57,7 +57,7 @@ def checkpoints(
         size,
         lambda *report: reports.put(report),
         lambda: verdict,
-        patience=Patience(ending_s, last_s),
+        patience=Patience(ending_s, part_s),
     )
 
 
@@ -284,7 +284,7 @@ def test_a_worker_does_not_wait_for_good_for_the_part_of_a_lost_rank(
     tmp_path: Path, reports: Reports, rank: int
 ) -> None:
     """It may have given its rank away, so that no later checkpoint of its own ends the wait."""
-    of = checkpoints(tmp_path, reports, size=3, last_s=0.0)
+    of = checkpoints(tmp_path, reports, size=3, part_s=0.0)
     due(of, 10, rank)
     wait_for(lambda: of._reached is WritingStage.ENDED)
 

@@ -570,12 +570,12 @@ def test_a_job_of_another_size_goes_on_after_as_many_samples(
     seen = [n for feed in first for batch in drawn(feed, range(done)) for n in batch]
     first[0].commit()
     for feed in then:
-        feed.resume(first[0].resumable)
+        feed.resume(first[0].checkpoint_position)
     count = Counter(seen + [n for feed in then for n in rest_of(feed)])
 
     assert len(count) == 48
     assert sum(count.values()) == 48 + again
-    words = f"the data have {after[0]} parts now, and had {before[0]}: the loop goes on at batch"
+    words = f"divided into {after[0]} parts, and were into {before[0]}: the loop goes on at batch"
     assert f"{words} {done * before[0] * before[1] // (after[0] * after[1])} of" in caplog.text
     assert "after as many samples" in caplog.text
 
@@ -589,7 +589,7 @@ def test_a_job_of_another_size_stays_at_the_end_of_its_epoch(
     feed = feed_of(divided(50, before), (0, before))
     rest_of(feed)
     feed.commit()
-    end = structs.replace(feed.resumable, due="evaluate", exhausted=exhausted)
+    end = structs.replace(feed.checkpoint_position, due="evaluate", exhausted=exhausted)
     other = feed_of(divided(50, after), (0, after))
     other.resume(end)
 

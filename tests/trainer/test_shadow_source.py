@@ -42,7 +42,7 @@ ROOMY = ShadowLimits(copy_mb_s=1e6, staging_mb=60)
 """For some tens of steps of a wide model."""
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Threads of these names cannot be started: a limit on their number is reached."""
     start = threading.Thread.start
 
@@ -54,11 +54,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(threading.Thread, "start", limited)
 
 
-def test_a_rank_at_its_limit_of_threads_loses_none_to_a_joiner(
+def test_a_source_whose_second_thread_cannot_start_ends_its_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of the two that a source needs, only the first one started."""
-    failing(monkeypatch, "tmd-mirror-in")
+    refuse_threads(monkeypatch, "tmd-mirror-in")
     with linked() as (near, _):
         with pytest.raises(RuntimeError, match="can't start new thread"):
             Source(Script(0)).show(near)
@@ -69,11 +69,11 @@ def test_a_rank_at_its_limit_of_threads_loses_none_to_a_joiner(
     assert "tmd-mirror-out" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_standby_at_its_limit_of_threads_is_as_one_whose_link_broke(
+def test_a_receiver_whose_thread_cannot_start_has_lost_its_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It does not end, and may try again."""
-    failing(monkeypatch, "tmd-shadow", "tmd-shadow-last")
+    refuse_threads(monkeypatch, "tmd-shadow", "tmd-shadow-last")
     with linked() as (near, far):
         shadow = ShadowReceiver(far, 1000)
         shadow.hear_out(1.0)

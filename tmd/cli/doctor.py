@@ -17,7 +17,7 @@ from tmd.cli.common import ConfigOption, JsonOption, log_to_stderr
 from tmd.cli.output import print_json, say
 from tmd.core.values.errors import ConfigError, PluginError, StoreUnavailable
 from tmd.core.values.reasons import in_words
-from tmd.folders import user_of
+from tmd.folders import peer_uid
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ANSWER_S = 1.0
 """Longest wait for a daemon to accept a connection."""
 CLOCK_S = 1.0
-"""A larger difference to the clock of Redis makes displayed times misleading: a finding has the
+"""Above this difference to the clock of Redis displayed times cannot be compared: a finding has the
 time of its host, 'tmd resume' that of Redis."""
 
 
@@ -131,7 +131,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
         yield Point("redis", False, True, str(error))
         return
     yield Point("redis", True, True, "answers reads and writes")
-    # The daemon of this host has sealed its own status with the same secret, right or wrong.
+    # Without this host, whose status is sealed with this very secret: it verifies in any case.
     others = [h for h in view.hosts if h.host != settings.host.name]
     yield _same_secret(store.forged_kinds, elsewhere=bool(others or view.jobs))
     near = abs(ahead) < CLOCK_S
@@ -169,11 +169,11 @@ def _daemon_user(path: Path) -> int | None:
             connection.connect(str(path))
         except OSError:
             return None
-        return user_of(connection)
+        return peer_uid(connection)
 
 
 def _used(name: str, folder: Path, user: int | None) -> Point:
-    return Point(name, True, True, f"{folder}; the daemon, of user {user}, has started with it")
+    return Point(name, True, True, f"{folder}; in use by the running daemon, of user {user}")
 
 
 def _folder(name: str, folder: Path) -> Point:
@@ -226,7 +226,8 @@ def _collectives() -> Point:
 
 
 def _cuda_facts() -> CudaFacts:
-    """What torch finds here, if there is what it needs to find anything, and the driver."""
+    """The GPUs and NCCL that torch sees, and the version of the driver. torch is asked only where a
+    driver of GPUs is installed."""
     from tmd.core.worker.carrier import CudaFacts
 
     amd = os.path.exists("/dev/kfd")
@@ -264,8 +265,8 @@ def _can_load(library: str) -> bool:
     return True
 
 
-def _detectors(settings: Settings, daemon: int | None) -> Iterator[Point]:
-    """``daemon``: its user, whose rights may differ from those of this process."""
+def _detectors(settings: Settings, daemon_uid: int | None) -> Iterator[Point]:
+    """``daemon_uid``: the daemon's user, whose rights may differ from those of this process."""
     from tmd.daemon.plugins import load_detectors
 
     try:
@@ -281,6 +282,6 @@ def _detectors(settings: Settings, daemon: int | None) -> Iterator[Point]:
             yield Point(f"detector {found.origin.name}", False, False, in_words(error))
             continue
         text = why_not or f"works here ({found.strategy.value}){sources and ': '}{sources}"
-        if daemon not in (None, os.geteuid()):
-            text += f"; asked as user {os.geteuid()}, and the daemon is user {daemon}"
+        if daemon_uid not in (None, os.geteuid()):
+            text += f"; checked as user {os.geteuid()}, and the daemon runs as user {daemon_uid}"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

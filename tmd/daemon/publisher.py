@@ -37,7 +37,7 @@ class HeartbeatSources(NamedTuple):
     watcher: Watcher
     records: Records
     lost: Callable[[], dict[str, dict[str, float]]] = dict
-    """Rank seconds by job and cause that this daemon has counted and no record has yet."""
+    """Lost rank-seconds by job and cause that this daemon has counted and no record has yet."""
 
 
 class Publisher:
@@ -62,7 +62,7 @@ class Publisher:
         while True:
             status = self.status()
             try:
-                # At first, after an outage, and after a time in which this process stood still.
+                # Claim it at the start, after an outage, and if this process stood still for long.
                 if _now() > expires:
                     await self._host_name.claim(status)
                 began = _now()

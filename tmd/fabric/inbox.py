@@ -45,8 +45,8 @@ class PostedReceive:
     into: memoryview
     deliver: Deliver
     patience_s: float
-    """Seconds after which the receive fails with PeerLate: without a message, or once one has
-    begun, without a byte of it."""
+    """The receive fails with PeerLate if no message begins for so many seconds, or if no byte of
+    one that has begun arrives for so long."""
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.patience_s
@@ -75,8 +75,8 @@ class Inbox:
         self._messages: list[UnclaimedMessage] = []
         self._receives: list[PostedReceive] = []
         self._held = 0
-        self._over = -1
-        """Newest epoch whose messages are dropped."""
+        self._newest_ended = -1
+        """The newest epoch that has ended: messages up to it are dropped."""
 
     def post(self, receive: PostedReceive) -> UnclaimedMessage | None:
         """The matching message, removed; otherwise ``receive`` waits here for one."""
@@ -97,7 +97,7 @@ class Inbox:
         its epoch is over."""
         with self._changed:
             receive = self._pop_receive(message.source, message.tag, message.epoch)
-            if receive is None and message.epoch > self._over:
+            if receive is None and message.epoch > self._newest_ended:
                 self._messages.append(message)
                 self._held += len(message.data)
             return receive
@@ -110,7 +110,7 @@ class Inbox:
     def withdraw(self, standing: EpochView) -> list[PostedReceive]:
         """Remove the receives of ``standing`` and drop the messages up to its epoch."""
         with self._changed:
-            self._over = max(self._over, standing.epoch)
+            self._newest_ended = max(self._newest_ended, standing.epoch)
             gone = [w for w in self._receives if w.standing is standing]
             self._receives = [w for w in self._receives if w.standing is not standing]
             self._messages = [m for m in self._messages if m.epoch > standing.epoch]

@@ -29,20 +29,20 @@ def lone_fabric(store: Store, rank: int, size: int) -> Fabric:
     if rank == 0:
         store.set("tmd/key", os.urandom(32).hex())
     key = bytes.fromhex(store.get("tmd/key").decode())
-    fabric = Fabric(f"solo/{rank}.{os.urandom(4).hex()}", key, host=own_host())
+    fabric = Fabric(f"solo/{rank}.{os.urandom(4).hex()}", key, host=own_address())
     member = Member(worker=fabric.worker, host=socket.gethostname(), address=fabric.address)
     store.set(f"tmd/member/{rank}", msgspec.json.encode(member).decode())
     members = tuple(
         msgspec.json.decode(store.get(f"tmd/member/{r}"), type=Member) for r in range(size)
     )
-    if why := unreachable(members):
+    if why := why_unreachable(members):
         fabric.close()
         raise RuntimeError(why)
     fabric.enter(Membership(epoch=0, members=members), rank)
     return fabric
 
 
-def own_host() -> str:
+def own_address() -> str:
     """The address of this host on the route to torch's store, unless ``TMD_ADVERTISE`` gives it."""
     if given := os.environ.get("TMD_ADVERTISE"):
         return given
@@ -58,7 +58,7 @@ def own_host() -> str:
     return LOOPBACK
 
 
-def unreachable(members: Sequence[Member]) -> str:
+def why_unreachable(members: Sequence[Member]) -> str:
     """Why some of ``members`` cannot reach another one; empty if they can, as far as known."""
     local = [number for number, each in enumerate(members) if _is_local(each.address)]
     if not local or len(local) == len(members):

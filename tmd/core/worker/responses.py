@@ -6,7 +6,8 @@ conditions that depend on epoch, plan and worker.
 
 A worker that waits calls :func:`respond`. A worker that computes cannot wait: for TRAINING and the
 three joining activities the agent's thread acts at once, in ``Arming.obey``, ``Coordinator.obey``
-and ``ShadowDriver.cancel_unless``. Those rows state the outcome for the simulation.
+and ``ShadowDriver.cancel_unless``; a ``Hold`` is looked at again before each step. For them the
+table is read by the simulation alone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ TABLE: dict[Activity, dict[type[Directive], Response]] = {
         Train: Response.ENTER,
         Wait: Response.WARM_UP,
         Leave: Response.EXIT,
-        # It has a rank, and its Train was replaced before it came.
+        # It was given a rank, but a loss replaced its Train before that arrived. There is nothing
+        # to recover before the first step.
         Hold: Response.ABANDON,
         Sync: Response.ABANDON,
         Resume: Response.ABANDON,
@@ -161,7 +163,8 @@ def respond(
 def receives(directive: Sync, worker: str) -> bool:
     """Whether a source sends the state to ``worker``, even if the worker has it already.
 
-    True for a joiner that was ready before the leader received its report and rewrote the plan.
+    True for a joiner that had the state when the leader, which did not know that yet, stored a plan
+    that copies it again.
     """
     joiners = [move.joiner for move in directive.moves if move.source is not None]
     return any(joiner is not None and joiner.worker == worker for joiner in joiners)

@@ -85,7 +85,7 @@ class Generation:
         """Whether no build can bring an inner group any more."""
         self._changing = threading.Lock()
 
-    def is_of(self, membership: Membership) -> bool:
+    def has_members_of(self, membership: Membership) -> bool:
         """Whether the group has the same members in ``membership``."""
         return members_of(self._view, membership) == self.members
 

@@ -43,7 +43,7 @@ class GenerationLimits(NamedTuple):
     """Times after which something counts as hung."""
 
     build_s: float = 120.0
-    """Longest wait of a build beside training for an abandoned one."""
+    """Longest time that a build beside training waits for the end of one that was dropped."""
     hurried_s: float = 5.0
     """The same for a build for which training waits: at the start, at a switch or after a loss."""
     at_switch_s: float = 120.0
@@ -152,7 +152,7 @@ class Generations:
 
     @property
     def _running(self) -> list[Preparation]:
-        """Dropped preparations that may be inside a build."""
+        """Preparations, dropped or in use, whose threads have not ended."""
         self._unfinished = [each for each in self._unfinished if each.running]
         return self._unfinished
 
@@ -239,8 +239,8 @@ class Generations:
                 self._retire(generation.name)
             self._live.update(coming.by_name)
             # Groups that were first used since it was prepared: their next use builds them.
-            late = {g.name for g in self._live.values() if not g.is_of(membership)}
-            for name in late | coming.destroyed:
+            unprepared = {g.name for g in self._live.values() if not g.has_members_of(membership)}
+            for name in unprepared | coming.destroyed:
                 self._retire(name)
             if coming.at_switch:
                 self.beside.switched()
@@ -268,7 +268,7 @@ class Generations:
     def enter(self, membership: Membership) -> None:
         """Use new generations only: at the start, and after a loss.
 
-        Those that are prepared for this epoch may still be built. A call waits for its own.
+        Those that are prepared for this epoch may not be built yet. A collective waits for its own.
         """
         with self._changing:
             coming, self._next = self._next, None

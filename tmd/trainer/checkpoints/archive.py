@@ -72,7 +72,7 @@ class CheckpointSeal(Struct, frozen=True):
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans by the live tensors, which know their place in the whole; writes the copies."""
+    """Plans by the live tensors, which know their slice of the whole; writes the copies."""
 
     def __init__(self, copies: Mapping[str, Any]) -> None:
         super().__init__()
@@ -98,10 +98,10 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
     """
     place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
     place.parent.mkdir(parents=True, exist_ok=True)
-    # A former worker of the rank may still write. In a folder of both, one would seal what the
-    # other is writing; and it must not seal a folder of which half is removed.
+    # The rank's former worker may still write. In a folder of both, one could seal files that the
+    # other is still writing, or has half removed.
     own = f"{place.name}.{uuid.uuid4().hex[:8]}"
-    for left in _beginning(place.parent, place.name, NEW):
+    for left in _entries_of(place.parent, place.name, NEW):
         with suppress(OSError):
             shutil.rmtree(left.rename(left.with_name(f"{left.name}.{own}{GONE}")))
     new = place.with_name(own + NEW)
@@ -117,11 +117,12 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
         raise
 
 
-def _beginning(folder: Path, part: str, ending: str = "") -> list[Path]:
-    """What workers of the rank of ``part`` have in a folder of parts, which need not exist."""
+def _entries_of(folder: Path, part: str, suffix: str = "") -> list[Path]:
+    """Temporary files and folders of ``part`` whose names end in ``suffix``; the folder of parts
+    need not exist."""
     with suppress(FileNotFoundError, NotADirectoryError):
         names = (name for name in os.listdir(folder) if name.startswith(f"{part}."))
-        return [folder / name for name in names if name.endswith(ending)]
+        return [folder / name for name in names if name.endswith(suffix)]
     return []
 
 
@@ -172,14 +173,14 @@ def parts_missing(folder: Path, step: int, size: int) -> list[int]:
 def being_written(folder: Path, step: int, ranks: Iterable[int]) -> bool:
     """Whether the part of one of ``ranks`` is being written, as far as the file system can tell.
 
-    The lock of a host that is lost may remain for long. Its rank has a new worker, which then
-    writes a part of a later step.
+    The lock of a host that is lost may remain for long. It is outdated if there is a part of its
+    rank, by another worker, for a later step.
     """
     place = _unfinished(folder, step)
     later = [folder / name for name in os.listdir(folder) if (step_of(name, PARTIAL) or 0) > step]
     return any(
-        any(map(disk.is_locked, _beginning(place, part := f"{PART}{rank}", WRITING)))
-        and not any(disk.exists(each / part) or _beginning(each, part, NEW) for each in later)
+        any(map(disk.is_locked, _entries_of(place, part := f"{PART}{rank}", WRITING)))
+        and not any(disk.exists(each / part) or _entries_of(each, part, NEW) for each in later)
         for rank in ranks
     )
 
@@ -231,7 +232,7 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
     files[METADATA] = disk.digest(place / METADATA)
     _seal(place, CheckpointSeal(step, seals[f"{PART}0"].position, size, files))
-    for left in (left for name in seals for left in _beginning(place, name)):
+    for left in (left for name in seals for left in _entries_of(place, name)):
         if left.suffix == WRITING:
             left.unlink(missing_ok=True)
         else:

@@ -2,7 +2,7 @@
 
 Ranks exchange no messages about them. A checkpoint is due at the same steps on all ranks, each rank
 writes its part, and the worker of rank 0 joins the parts once all exist. A rank that still writes
-the previous checkpoint leaves one out. A failure ends only the checkpoint concerned.
+the previous checkpoint skips the next one. A failure ends only the checkpoint concerned.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Patience(NamedTuple):
 
     ending_s: float = 5.0
     """For parts that nobody writes now, at the end of a loop and of a process."""
-    last_s: float = 1800.0
-    """At the end of a loop, for this rank's part. Also for parts of others: longer only where a
-    part is being written and no later checkpoint is due."""
+    part_s: float = 1800.0
+    """At the end of a loop, for this rank's part. Also for parts of others, unless one is still
+    being written and no later checkpoint is due."""
 
 
 PATIENCE = Patience()
@@ -140,17 +140,17 @@ class Checkpoints:
         ``broken()`` is true: then the caller calls it again after the repair."""
         if not self._order.at_end:
             return
-        self._await(WritingStage.WAITS, self._patience.last_s, broken)
+        self._await(WritingStage.WAITS, self._patience.part_s, broken)
         if self._at in ((step, rank), (step, None)) or broken():
             return
         # Once the last checkpoint is staged, the previous one waits no longer for other ranks.
         self._await(WritingStage.ENDED, self._patience.ending_s, broken)
         # Another rank may have begun since.
-        self._await(WritingStage.WAITS, self._patience.last_s, broken)
+        self._await(WritingStage.WAITS, self._patience.part_s, broken)
         self._at = step, rank
         self._stage(step, position, rank, seed)
         self.settle()
-        self._await(WritingStage.OTHERS_WRITE, self._patience.last_s, broken)
+        self._await(WritingStage.OTHERS_WRITE, self._patience.part_s, broken)
 
     def _stage(self, step: int, position: Position, rank: int, seed: int) -> None:
         if self._reached < WritingStage.WAITS:
@@ -226,7 +226,7 @@ class Checkpoints:
             if staged.broken is not None:
                 raise staged.broken
             if why := verdict():
-                # If this worker repeats the step, it has another state, and writes its part.
+                # If the step is repeated, the state is another one, and the part is written then.
                 self._at = -1, None
                 raise StateMismatch(why)
             if former is not None:
@@ -255,29 +255,29 @@ class Checkpoints:
     def _complete(self, staged: StagedState, attempt: Attempt) -> None:
         """Wait until the checkpoint is complete. The worker of rank 0 joins its parts."""
         folder, step = self._order.folder, staged.step
-        deadline = time.monotonic() + self._patience.last_s
+        deadline = time.monotonic() + self._patience.part_s
         while not archive.is_complete(folder, step):
             missing = archive.parts_missing(folder, step, self._size) if staged.rank == 0 else []
             if staged.rank == 0 and not missing:
                 attempt.progress = WritingStage.WRITES
                 if self._join(step):
                     continue
-            # Rank 0 would remove the folder in which the others write.
+            # While others write, rank 0 begins no later checkpoint, which would remove the folder.
             writing = bool(missing) and archive.being_written(folder, step, missing)
-            late = time.monotonic() > deadline
-            others = writing and not late
-            attempt.progress = WritingStage.OTHERS_WRITE if others else WritingStage.WAITS
-            # No later checkpoint ends this where the worker has given its rank away.
-            ends = attempt.over.wait(LOOK_S) or (late and not writing)
+            timed_out = time.monotonic() > deadline
+            others_write = writing and not timed_out
+            attempt.progress = WritingStage.OTHERS_WRITE if others_write else WritingStage.WAITS
+            # A worker that has given its rank away begins no later one, which would end this wait.
+            ends = attempt.over.wait(LOOK_S) or (timed_out and not writing)
             if ends and not archive.is_complete(folder, step):
-                self._waited_in_vain(staged, late=not attempt.over.is_set())
+                self._waited_in_vain(staged, timed_out=not attempt.over.is_set())
                 return
         self._has(SavedCheckpoint(step, time.time(), str(folder / name_of(step))))
         if staged.rank == 0:
             self._prune(step, keep=self._order.keep)
 
-    def _waited_in_vain(self, staged: StagedState, *, late: bool) -> None:
-        if late and staged.rank != 0:
+    def _waited_in_vain(self, staged: StagedState, *, timed_out: bool) -> None:
+        if timed_out and staged.rank != 0:
             return  # rank 0 knows whether one is being written
         missing = archive.parts_missing(self._order.folder, staged.step, self._size)
         # A rank that failed reports why itself; rank 0 reports for one that is gone.

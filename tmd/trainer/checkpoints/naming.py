@@ -113,7 +113,7 @@ class Names:
         return [name for name, value in self._registry.named.items() if id(value) in known]
 
     @property
-    def groups(self) -> list[str]:
+    def param_groups(self) -> list[str]:
         """For each parameter group, in order, a digest (hex, xxh3-128) of its names."""
         named = {id(p): dotted(self._params[n][0]) for n, p in enumerate(self.units.params)}
         groups = (group["params"] for o in self.units.optimizers for group in o.param_groups)

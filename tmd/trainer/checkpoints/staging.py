@@ -99,7 +99,7 @@ def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
     }
     graded = list(names.units.graded)
     others = {"kept": kept, "modules": [*names.modules], "seed": seed, "names": names.digest}
-    others["graded"], others["others"], others["groups"] = graded, names.others, names.groups
+    others["graded"], others["others"], others["groups"] = graded, names.others, names.param_groups
     more = flatten(others)
     found: dict[Path, Tensor] = {}
     for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):

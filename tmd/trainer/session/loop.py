@@ -246,7 +246,7 @@ class BatchLoop:
         hooks = self._hooks
         if self.saving is None or hooks.shadowing or hooks.idle or hooks.finishing:
             return
-        place = (hooks.status.step, feed.resumable, hooks.rank, self._base())
+        place = (hooks.status.step, feed.checkpoint_position, hooks.rank, self._base())
         self.saving.checkpoints.at_end(*place, lambda: hooks.health.known_broken)
 
     def _boundary(self) -> bool:
@@ -266,7 +266,7 @@ class BatchLoop:
         assert self.feed is not None
         step, base = self._hooks.status.step, self._base()
         if self.saving is not None and not self._hooks.shadowing:
-            place = (step, self.feed.resumable, self._hooks.rank, base)
+            place = (step, self.feed.checkpoint_position, self._hooks.rank, base)
             self.saving.checkpoints.at_boundary(*place)
             if self._cycle.moves or self.feed.due:
                 # The step, or a function of the script, may change what is not copied yet.

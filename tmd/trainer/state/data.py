@@ -27,7 +27,7 @@ from tmd.trainer.state.placing import (
     DRAWN,
     DataPlace,
     Loader,
-    divided_batch,
+    divided_batch_size,
     is_function,
     placed,
     refuse_fixed,
@@ -38,7 +38,10 @@ from tmd.trainer.state.step_sampler import Course, StepSampler, check_size
 
 log = logging.getLogger("tmd.trainer")
 
-UNKNOWN_PARTS = ", so samples come again or are left out if each rank has its own part of them"
+UNKNOWN_PARTS = (
+    ", so samples come again or are left out if each rank has its own part of them: change the "
+    "number of ranks between two epochs"
+)
 
 
 class Position(Struct, frozen=True):
@@ -116,10 +119,10 @@ class Feed:
         return Position(self.call, self._committed, self.due, self._closed, self._exhausted)
 
     @property
-    def resumable(self) -> Position:
-        """The same for :meth:`resume`, perhaps by a job of another size."""
+    def checkpoint_position(self) -> Position:
+        """The position as a checkpoint holds it, for :meth:`resume` by a job of any size."""
         return structs.replace(
-            self.position, parts=self._place().parts, batch=divided_batch(self._loader)
+            self.position, parts=self._place().parts, batch=divided_batch_size(self._loader)
         )
 
     @property
@@ -252,9 +255,9 @@ class Feed:
         part, parts = self._place()
         if position.parts in (0, parts) or not position.index or position.over:
             return self.seek(position)
-        later, batch = position, divided_batch(self._loader)
+        later, batch = position, divided_batch_size(self._loader)
         if batch and position.batch:
-            # What is due after the last batch of an epoch stays due after it, with fewer batches.
+            # Rounded up at the end of an epoch: what is due there runs after the last batch.
             last = bool(position.due) or position.exhausted
             size = parts * batch
             done = position.index * position.parts * position.batch + (size - 1 if last else 0)
@@ -262,8 +265,8 @@ class Feed:
         counts = isinstance(getattr(self._loader, "sampler", None), StepSampler)
         if part == 0 and not counts:
             log.warning(
-                "the data have %d parts now, and had %d: the loop goes on at batch %d of each "
-                "rank%s",
+                "the data are divided into %d parts, and were into %d: the loop goes on at batch "
+                "%d of each rank%s",
                 *(parts, position.parts, later.index),
                 ", after as many samples" if batch and position.batch else UNKNOWN_PARTS,
             )
@@ -319,7 +322,7 @@ class Feed:
                 steps.start, steps.seed_of = index, seed_of if processes else None
                 steps.latest = None
             self._source = iter(without_read_ahead(loader, self._opened_at.parts))
-        # A generator goes on where it is, and a list holds the batch that was changed.
+        # A generator only goes on, and a list returns the very batch that was changed.
         goes_on = self._source is loader and not is_function(self._loader)
         self._draws_once = goes_on or isinstance(loader, list | tuple)
         self._course = None

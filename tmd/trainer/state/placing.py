@@ -150,7 +150,7 @@ def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]
     return callable(loader) and not any(hasattr(loader, n) for n in ("__iter__", "__getitem__"))
 
 
-def divided_batch(loader: Loader) -> int:
+def divided_batch_size(loader: Loader) -> int:
     """Samples in a batch of one rank, if ``loader`` is known to give each rank its part of an
     epoch, in an order that does not depend on the number of ranks; else 0."""
     sampler = getattr(loader, "sampler", None)

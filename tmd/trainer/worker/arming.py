@@ -34,7 +34,7 @@ def must_wait(fabric: Fabric, sources: ShadowSources, step: int, order: Arm) -> 
     return fabric.joiner_gone(later) or sources.hold(order.plan, step)
 
 
-def heed(directive: Directive | None, fabric: Fabric, arming: Arming) -> None:
+def halt_if_ordered(directive: Directive | None, fabric: Fabric, arming: Arming) -> None:
     """Halt in the present epoch, if ``directive`` orders that (any thread). It may have come before
     the epoch was entered."""
     held = fabric.membership

@@ -36,7 +36,7 @@ from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.state_transfer.verification import StateVerdict
 from tmd.trainer.worker.adopted_ranks import AdoptedRanks
 from tmd.trainer.worker.agent import Agent
-from tmd.trainer.worker.arming import Arming, heed, must_wait
+from tmd.trainer.worker.arming import Arming, halt_if_ordered, must_wait
 from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -357,7 +357,7 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                heed(self._agent.directive, self._fabric, self._arming)
+                halt_if_ordered(self._agent.directive, self._fabric, self._arming)
                 due = self._context.state.resync.is_due(self.status.epoch)
                 broken = self._switch or self._parts.recovery.pending or self._fabric.poisoned
                 return self.finishing or not (due or broken)
@@ -395,6 +395,6 @@ class Coordinator:
     def obey(self, directive: Directive) -> None:
         """Agent's thread: the part of a directive that cannot wait for the main thread."""
         self._arming.obey(directive, self.status)
-        heed(directive, self._fabric, self._arming)
+        halt_if_ordered(directive, self._fabric, self._arming)
         if self._known is not None:
             self._known.obey(directive)
