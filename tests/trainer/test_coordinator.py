@@ -13,7 +13,7 @@ from torch import nn
 from tests.fabric.circle import KEY, member
 from tests.fabric.fake_nccl import Cluster, FakeKind
 from tests.trainer.contexts import FAST
-from tmd.core.planning.directives import Directive, Hold, Resume, Sync, Train
+from tmd.core.planning.directives import Directive, Finish, Hold, Resume, Sync, Train
 from tmd.core.values.model import Activity, Member, Membership
 from tmd.fabric import Fabric, GroupView
 from tmd.fabric.generations.generations import Generations
@@ -94,6 +94,33 @@ def test_a_worker_whose_first_directive_is_of_a_recovery_does_not_wait_for_good(
     finally:
         coordinator.close()
         fabric.close()
+
+
+@pytest.mark.parametrize(("epoch", "halts"), [(0, True), (1, True), (2, False)])
+def test_a_halt_that_came_before_the_epoch_was_entered_is_obeyed(epoch: int, halts: bool) -> None:
+    """When it came, the worker was still in the epoch before, which it has poisoned in vain."""
+    registry, fabric = Registry({"model": nn.Linear(1, 1)}), Fabric("h1/j/0", KEY)
+    with training(fabric) as coordinator:
+        coordinator.registered(registry, [], LocalState(registry), all_alike(1), 0)
+        coordinator._context.state.resync.broadcast(1)
+        coordinator._agent.directive = Hold("plan", epoch)  # type: ignore[misc]
+
+        assert coordinator._may_train() != halts
+        assert fabric.poisoned == halts
+
+
+def test_a_worker_whose_first_directive_ends_the_job_leaves_in_peace() -> None:
+    """The script of another rank had nothing to do."""
+    fabric, agent = Fabric("h1/j/0", KEY), Ordering(Finish())
+    coordinator = Coordinator(worker_status(fabric.worker))
+    try:
+        with pytest.raises(SystemExit) as ended:
+            coordinator.start(agent, fabric, FAST, one_run=False)  # type: ignore[arg-type]
+    finally:
+        coordinator.close()
+        fabric.close()
+
+    assert ended.value.code == 0
 
 
 def test_the_first_commit_of_an_epoch_frees_the_groups_of_the_one_before() -> None:

@@ -550,6 +550,8 @@ def rest_of(feed: Feed) -> list[float]:
         ((2, 4), (4, 2), 3, 0),
         ((4, 2), (2, 4), 3, 0),
         ((2, 4), (4, 3), 4, 8),
+        ((2, 4), (2, 2), 3, 0),
+        ((2, 4), (2, 3), 4, 2),
     ],
 )
 def test_a_job_of_another_size_goes_on_after_as_many_samples(
@@ -575,9 +577,23 @@ def test_a_job_of_another_size_goes_on_after_as_many_samples(
 
     assert len(count) == 48
     assert sum(count.values()) == 48 + again
-    words = f"divided into {after[0]} parts, and were into {before[0]}: the loop goes on at batch"
+    words = (
+        f"divided into {after[0]} parts of {after[1]} samples a batch, and were into {before[0]} "
+        f"of {before[1]}: the loop goes on at batch"
+    )
     assert f"{words} {done * before[0] * before[1] // (after[0] * after[1])} of" in caplog.text
     assert "after as many samples" in caplog.text
+
+
+def test_what_is_due_within_an_epoch_leaves_out_no_sample_behind_it() -> None:
+    """An evaluation after every four batches, say: it is no end of the epoch."""
+    feed = feed_of(divided(48, 2, 4), (0, 2))
+    drawn(feed, range(4))
+    feed.commit()
+    other = feed_of(divided(48, 3, 4), (0, 3))
+    other.resume(structs.replace(feed.checkpoint_position, due="evaluate"))
+
+    assert (other.due, other.position.index) == ("evaluate", 2)  # 24 of 32 samples
 
 
 @pytest.mark.parametrize("exhausted", [False, True], ids=["in the loop", "behind it"])

@@ -66,7 +66,7 @@ TABLE: dict[Activity, dict[type[Directive], Response]] = {
         Hold: Response.ABANDON,
         Sync: Response.ABANDON,
         Resume: Response.ABANDON,
-        Finish: Response.ABANDON,
+        Finish: Response.EXIT,
     },
     Activity.STANDBY: {
         Wait: Response.STAND_BY,

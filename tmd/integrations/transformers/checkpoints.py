@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from errno import EEXIST, ENOENT, ENOTEMPTY
@@ -58,10 +59,13 @@ class SavingTrainer(transformers.Trainer):
         """After the vote, on all ranks: rank 0 may be gone by now."""
         folder, name = self._get_output_dir(None), f"checkpoint-{self.state.global_step}"
         new, place = os.path.join(folder, PARTLY, name), os.path.join(folder, name)
-        if os.path.isdir(place) and os.path.isdir(new):
-            _move(place, os.path.join(folder, FORMER))
+        former = os.path.join(folder, FORMER)
+        is_there = os.path.isdir(place) and os.path.isdir(new)
+        if is_there and _move(place, former) and not os.path.isdir(new):
+            _move(former, place)  # this was the new one: another rank was faster
         if _move(new, place):
-            os.rmdir(os.path.join(folder, PARTLY))
+            with contextlib.suppress(OSError):  # others may write there again
+                os.rmdir(os.path.join(folder, PARTLY))
         if self.args.should_save:
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(folder, limit, best, use_mtime=True)

@@ -214,10 +214,8 @@ def _join(folder: Path, place: Path, step: int, size: int) -> None:
     for name in seals:
         own = FileSystemReader(place / name).read_metadata()
         _merge(merged, own)
-        if (
-            lacking := {s.relative_path for s in own.storage_data.values()}
-            - seals[name].files.keys()
-        ):
+        needed = {stored.relative_path for stored in own.storage_data.values()}
+        if lacking := needed - seals[name].files.keys():
             raise StateMismatch(f"{name} lacks {', '.join(sorted(lacking))}")
         results += [
             WriteResult(i, s.length, replace(s, relative_path=f"{name}/{s.relative_path}"))

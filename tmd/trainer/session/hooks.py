@@ -32,10 +32,10 @@ SHADOWS = frozenset(
 )
 """Activities whose results are never committed."""
 
-log = logging.getLogger("tmd.trainer")
-
-
 LOST_IN_SETUP = "a rank was lost during set-up: start the job again, no step was lost"
+"""Why a worker ends that has never made a step."""
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Interrupted(BaseException):

@@ -120,16 +120,18 @@ class ShadowReceiver:
         Its kernel may keep the link open for long, and its last outputs may still arrive.
         """
 
-        def listen(quiet_s: float = quiet_s) -> None:
+        def listen(until_s: float) -> None:
             with contextlib.suppress(LinkError):
-                while self._link.quiet_s < quiet_s:
+                while self._link.quiet_s < until_s:
                     self._thread.join(LOOK_S)
                 self._link.receive_no_more()
 
         if self._ended is not None:
             return
         try:
-            threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
+            threading.Thread(
+                target=listen, args=(quiet_s,), name="tmd-shadow-last", daemon=True
+            ).start()
         except RuntimeError:
             listen(0.0)  # what may still come is not waited for
 

@@ -27,6 +27,7 @@ from tmd.trainer.state.placing import (
     DRAWN,
     DataPlace,
     Loader,
+    batch_count,
     divided_batch_size,
     is_function,
     placed,
@@ -249,28 +250,34 @@ class Feed:
             self._open(position.index, exhausted=position.exhausted)
 
     def resume(self, position: Position) -> None:
-        """Go to the ``position`` of a checkpoint, whose job may have divided the data into another
-        number of parts. An epoch of which each rank is known to have a part then goes on after as
-        many samples, rounded down to a batch of each rank. Others go on at the same batch."""
-        part, parts = self._place()
-        if position.parts in (0, parts) or not position.index or position.over:
+        """Go to the ``position`` of a checkpoint, whose job may have divided the data otherwise. An
+        epoch of which each rank is known to have a part then goes on after as many samples, rounded
+        down to a batch of each rank. Others go on at the same batch.
+
+        Raises:
+            StateMismatch: the loader gives fewer batches.
+        """
+        (part, parts), batch = self._place(), divided_batch_size(self._loader)
+        known, later = bool(batch and position.batch), position
+        is_same = position.parts in (0, parts) and not (known and position.batch != batch)
+        if is_same or not position.index or position.over:
             return self.seek(position)
-        later, batch = position, divided_batch_size(self._loader)
-        if batch and position.batch:
+        if known:
             # Rounded up at the end of an epoch: what is due there runs after the last batch.
-            last = bool(position.due) or position.exhausted
-            size = parts * batch
-            done = position.index * position.parts * position.batch + (size - 1 if last else 0)
-            later = structs.replace(position, index=done // size, exhausted=last)
-        counts = isinstance(getattr(self._loader, "sampler", None), StepSampler)
-        if part == 0 and not counts:
-            log.warning(
-                "the data are divided into %d parts, and were into %d: the loop goes on at batch "
-                "%d of each rank%s",
-                *(parts, position.parts, later.index),
-                ", after as many samples" if batch and position.batch else UNKNOWN_PARTS,
-            )
+            count = batch_count(self._loader, position.parts, position.batch)
+            ends, size = position.exhausted or position.index >= count, parts * batch
+            done = position.index * position.parts * position.batch + (size - 1 if ends else 0)
+            later = structs.replace(position, index=done // size, exhausted=ends)
         self.seek(later)
+        counts_steps = isinstance(getattr(self._loader, "sampler", None), StepSampler)
+        if part == 0 and not counts_steps:
+            log.warning(
+                "the data are divided into %d parts%s, and were into %d%s: the loop goes on at "
+                "batch %d of each rank%s",
+                *(parts, f" of {batch} samples a batch" if known else "", position.parts),
+                *(f" of {position.batch}" if known else "", later.index),
+                ", after as many samples" if known else UNKNOWN_PARTS,
+            )
 
     def _go_to(self, position: Position) -> None:
         self._kept.clear()

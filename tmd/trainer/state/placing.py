@@ -159,6 +159,14 @@ def divided_batch_size(loader: Loader) -> int:
     return 0
 
 
+def batch_count(loader: Any, parts: int, batch: int) -> int:
+    """Batches of one rank in an epoch of ``loader``, which :func:`divided_batch_size` knows, if it
+    were divided into ``parts``, with ``batch`` samples in each batch."""
+    length, cuts = len(loader.sampler.dataset), loader.sampler.drop_last
+    samples = length // parts if cuts else -(-length // parts)
+    return samples // batch if loader.drop_last else -(-samples // batch)
+
+
 def pieces(loader: object) -> Iterator[Any]:
     """The loader, its data set and its samplers; ``None`` for what it lacks."""
     batch_sampler = getattr(loader, "batch_sampler", None)

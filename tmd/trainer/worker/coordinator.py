@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from tmd.core.planning.directives import Arm, Directive, Leave, Train
+from tmd.core.planning.directives import Arm, Directive, Train
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.errors import LinkError
 from tmd.core.values.limits import ShadowLimits
@@ -83,7 +83,7 @@ class Coordinator:
         response, directive = self._reporter.next_response(one_run=one_run)
         if response is Response.ABANDON:
             raise RuntimeError(LOST_IN_SETUP)
-        if isinstance(directive, Leave):
+        if response is Response.EXIT:
             dismiss(directive)
         if isinstance(directive, Train):
             self._warmup.skip()
