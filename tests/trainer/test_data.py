@@ -526,10 +526,13 @@ def test_a_loader_that_counts_its_iterations_has_the_epoch_of_the_call_again() -
     assert drawn(second, range(3, 4)) == epochs[1][3:]
 
 
-def divided(samples: int, parts: int, batch: int = 2) -> DataLoader[object]:
+def divided(
+    samples: int, parts: int, batch: int = 2, *, drop_last: bool = False
+) -> DataLoader[object]:
     """Another order in each epoch."""
     data = TensorDataset(torch.arange(float(samples)))
-    return DataLoader(data, batch_size=batch, sampler=DistributedSampler(data, parts, 0, seed=4))
+    sampler = DistributedSampler(data, parts, 0, seed=4, drop_last=drop_last)
+    return DataLoader(data, batch_size=batch, sampler=sampler, drop_last=drop_last)
 
 
 def rest_of(feed: Feed) -> list[float]:
@@ -596,21 +599,30 @@ def test_what_is_due_within_an_epoch_leaves_out_no_sample_behind_it() -> None:
     assert (other.due, other.position.index) == ("evaluate", 2)  # 24 of 32 samples
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("exhausted", [False, True], ids=["in the loop", "behind it"])
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 3), (3, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((n, 8), (m, 8)) for n, m in ((2, 4), (4, 2), (2, 3), (3, 2), (4, 1))] + [((2, 16), (2, 8))],
+)
 def test_a_job_of_another_size_stays_at_the_end_of_its_epoch(
-    before: int, after: int, exhausted: bool
+    before: tuple[int, int], after: tuple[int, int], exhausted: bool, drop_last: bool
 ) -> None:
-    """A function is due there, after the last step, whether or not a next batch was asked for."""
-    feed = feed_of(divided(50, before), (0, before))
+    """A function is due there, after the last step, whether or not a next batch was asked for. A
+    rank that is lost in it finds the same position."""
+
+    def at_the_start(parts: int, batch: int) -> Feed:
+        return feed_of(divided(60, parts, batch, drop_last=drop_last), (0, parts))
+
+    feed, other, joiner = at_the_start(*before), at_the_start(*after), at_the_start(*after)
     rest_of(feed)
     feed.commit()
     end = structs.replace(feed.checkpoint_position, due="evaluate", exhausted=exhausted)
-    other = feed_of(divided(50, after), (0, after))
     other.resume(end)
+    joiner.seek(other.position)
 
-    assert other.due == "evaluate"
-    assert rest_of(other) == []
+    assert (other.due, joiner.due) == ("evaluate", "evaluate")
+    assert rest_of(other) == rest_of(joiner) == []
 
 
 def in_a_function() -> Callable[[DataPlace], Iterable[object]]:

@@ -6,8 +6,8 @@ conditions that depend on epoch, plan and worker.
 
 A worker that waits calls :func:`respond`. A worker that computes cannot wait: for TRAINING and the
 three joining activities the agent's thread acts at once, in ``Arming.obey``, ``Coordinator.obey``
-and ``ShadowDriver.cancel_unless``; a ``Hold`` is looked at again before each step. For them the
-table is read by the simulation alone.
+and ``ShadowDriver.cancel_unless``; a ``Hold`` is looked at again before each step. Of those
+rows a worker reads only ``Arm`` under TRAINING, and the simulation the rest.
 """
 
 from __future__ import annotations

@@ -263,11 +263,12 @@ class Feed:
         if is_same or not position.index or position.over:
             return self.seek(position)
         if known:
-            # Rounded up at the end of an epoch: what is due there runs after the last batch.
+            # At the end of an epoch the last batches of the former job may have been smaller.
             count = batch_count(self._loader, position.parts, position.batch)
-            ends, size = position.exhausted or position.index >= count, parts * batch
-            done = position.index * position.parts * position.batch + (size - 1 if ends else 0)
-            later = structs.replace(position, index=done // size, exhausted=ends)
+            ends = position.exhausted or position.index >= count
+            done = position.index * position.parts * position.batch // (parts * batch)
+            index = batch_count(self._loader, parts, batch) if ends else done
+            later = structs.replace(position, index=index, exhausted=ends)
         self.seek(later)
         counts_steps = isinstance(getattr(self._loader, "sampler", None), StepSampler)
         if part == 0 and not counts_steps:
