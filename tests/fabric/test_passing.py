@@ -55,6 +55,27 @@ class Passing:
             fabric.generations.prepare(fabric.groups_of(rank), membership, done.put)
         assert [done.get(timeout=SOON_S) for _ in fabrics] == [""] * len(fabrics)
 
+    def prepare_a_joiner(
+        self, also: Callable[[Fabric], None] = lambda fabric: None
+    ) -> tuple[list[Fabric], list[Fabric], Membership]:
+        """Prepare to replace the last rank, once all have used their group: the fabrics before and
+        after, and the next membership. ``also``: called with each fabric before."""
+        old = list(self.circle.fabrics)
+        joiner = self.circle.standby("joiner", rank=SIZE - 1)
+        self.add(joiner)
+        for fabric in (*old, joiner):
+            also(fabric)
+        self.circle.each(self.inner)
+        new = [*old[:-1], joiner]
+        later = Membership(epoch=2, members=tuple(map(member, new)))
+        self.build(later, new)
+        return old, new, later
+
+    def switch(self, old: Sequence[Fabric], new: Sequence[Fabric], later: Membership) -> None:
+        """Let all switch to what :meth:`prepare_a_joiner` has prepared."""
+        old[-1].switch(later, None)
+        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+
     def inner(self, fabric: Fabric) -> GlooInner:
         inner = fabric.generations.of(self.groups[fabric.worker].view)
         assert isinstance(inner, GlooInner)
@@ -276,16 +297,13 @@ def test_ddp_goes_on_in_the_next_generation() -> None:
 def test_a_group_that_no_member_has_used_is_not_built() -> None:
     """It would only take memory of the device. Its first use builds it, on all members."""
     with passing() as p:
-        old = list(p.circle.fabrics)
-        joiner = p.circle.standby("joiner", rank=2)
-        p.add(joiner)
-        idle = {f.worker: PassingGroup(f, "1", range(SIZE)) for f in (*old, joiner)}
-        p.circle.each(p.inner)
-        new = [*old[:2], joiner]
-        later = Membership(epoch=2, members=tuple(map(member, new)))
-        p.build(later, new)
-        old[2].switch(later, None)
-        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+        idle: dict[str, PassingGroup] = {}
+
+        def also(fabric: Fabric) -> None:
+            idle[fabric.worker] = PassingGroup(fabric, "1", range(SIZE))
+
+        old, new, later = p.prepare_a_joiner(also)
+        p.switch(old, new, later)
         built = [f.generations.live(name) for f in new for name in ("0", "1")]
         assert [g is not None and g.unneeded for g in built] == [False, True] * 3
 
@@ -298,20 +316,13 @@ def test_a_group_that_no_member_has_used_is_not_built() -> None:
 def test_a_group_that_is_first_used_after_the_build_is_built_again_after_the_switch() -> None:
     """The next epoch was prepared without it, and one of its members has left."""
     with passing() as p:
-        old = list(p.circle.fabrics)
-        joiner = p.circle.standby("joiner", rank=2)
-        p.add(joiner)
-        p.circle.each(p.inner)
-        new = [*old[:2], joiner]
-        later = Membership(epoch=2, members=tuple(map(member, new)))
-        p.build(later, new)
-        late = {f.worker: PassingGroup(f, "1", range(SIZE)) for f in (*old, joiner)}
+        old, new, later = p.prepare_a_joiner()
+        late = {f.worker: PassingGroup(f, "1", range(SIZE)) for f in (*old, new[2])}
         gone = {f.worker: PassingGroup(f, "2", range(2)) for f in old[:2]}
         at_once([lambda f=f: allreduce(late[f.worker], torch.ones(2)) for f in old])
         at_once([lambda f=f: allreduce(gone[f.worker], torch.ones(2)) for f in old[:2]])
         kept = old[0].generations.live("2")
-        old[2].switch(later, None)
-        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+        p.switch(old, new, later)
         found = at_once([lambda f=f: allreduce(late[f.worker], torch.ones(2)) for f in new])
 
         assert all(torch.equal(own, torch.full((2,), 3.0)) for (own,) in found)
@@ -321,17 +332,10 @@ def test_a_group_that_is_first_used_after_the_build_is_built_again_after_the_swi
 
 def test_a_group_that_is_destroyed_after_the_build_is_not_used_after_the_switch() -> None:
     with passing() as p:
-        old = list(p.circle.fabrics)
-        joiner = p.circle.standby("joiner", rank=2)
-        p.add(joiner)
-        p.circle.each(p.inner)
-        new = [*old[:2], joiner]
-        later = Membership(epoch=2, members=tuple(map(member, new)))
-        p.build(later, new)
+        old, new, later = p.prepare_a_joiner()
         for fabric in new:
             fabric.generations.destroy_group("0")
-        old[2].switch(later, None)
-        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+        p.switch(old, new, later)
 
         assert [f.generations.live("0") for f in new] == [None] * SIZE
 
