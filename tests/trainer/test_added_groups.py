@@ -174,3 +174,13 @@ def test_a_rank_that_is_built_anew_without_the_group_is_not_restored(source: Tun
 
     with pytest.raises(StateMismatch, match="was rebuilt with a different state: optimizer: "):
         again.context.state.give(*source.context.state.taken())
+
+
+def test_a_parameter_that_joins_a_group_is_one_of_its_optimizer() -> None:
+    """The number of groups stays the same."""
+    tuned = Tuned(0)
+    units = tuned.context.units
+    before = len(units.of(0))
+    tuned.optimizer.param_groups[0]["params"].append(tuned.body.weight)
+
+    assert (before, len(units.of(0))) == (2, 3)

@@ -159,6 +159,18 @@ def test_a_state_is_restored_bit_for_bit(make: type[Script]) -> None:
         )
 
 
+def test_what_an_optimizer_has_made_since_is_gone_after_a_rollback() -> None:
+    """Some count their steps under a key of their own, which they make in the first one."""
+    with ranks([Script(1)]) as made:
+        (rank,) = made
+        train(made, 1)
+        (optimizer,) = rank.script.registry().optimizers
+        optimizer.state["steps"] = torch.tensor(7)  # type: ignore[index]
+        rank.snapshots.put_back(back(0, 0))
+
+        assert "steps" not in optimizer.state
+
+
 def test_each_rank_keeps_its_own_and_the_copy_of_another_host() -> None:
     """Only of the newest complete snapshot, once all ranks know it."""
     with ranks([Script(1), Script(2), Script(3)]) as made:
@@ -309,6 +321,32 @@ def test_a_joiner_fetches_the_copy_and_becomes_the_rank() -> None:
         with pytest.raises(LinkError, match="no copy of rank 0 at step 8"):
             joiner.snapshots.fetch(back(0, 8, made[1].member), lambda: True)
         joiner.close()
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["a survivor", "the joiner"])
+def test_a_snapshot_that_is_taken_again_after_a_rollback_replaces_no_good_copy(joins: bool) -> None:
+    """The new one may be torn: the step changes parameters before its optimizer runs, which a
+    joiner does not know yet."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 3)
+        rank = Rank(9, Script(5)) if joins else made[0]
+        directive = back(0, 2, made[1].member)
+        rank.snapshots.fetch(directive, lambda: True)
+        rank.snapshots.put_back(directive)
+        good = rank.snapshots._copy(directive).digest
+        rank.step = 2
+        rank.fabric.enter(Membership(2, (rank.member, made[1].member)), 0)
+        rank.fabric.learn(((), ()))
+        with torch.no_grad():
+            rank.units.params[0].mul_(2)
+        rank.snapshots.at_boundary(2)
+        rank.settled()
+        rank.ballot(torn=True)
+        rank.snapshots.voted(WriterStage.FAILED)
+
+        assert rank.snapshots._copy(directive).digest == good
+        if joins:
+            rank.close()
 
 
 def test_a_joiner_with_other_gradient_buckets_does_not_take_the_copy() -> None:

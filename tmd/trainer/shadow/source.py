@@ -138,7 +138,7 @@ class ShadowSource:
             if arrives:
                 self._arrive()
             if self.is_followed:
-                self._announce(step, position, quiet, with_rest=arrives or self._tails)
+                self._announce(step, position, quiet, arrives, tails=self._tails)
 
     def before_optimizer(self, step: int, number: int) -> None:
         """Send the final gradients of the units that the joiner already has."""
@@ -270,7 +270,9 @@ class ShadowSource:
             log.info("plan %s: only gradients are mirrored: %s", self.plan, why)
             self._put(frames.GradientsOnly(why))
 
-    def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
+    def _announce(
+        self, step: int, position: Position, quiet: bool, arrives: bool, *, tails: bool
+    ) -> None:
         # A joiner of a plan may get the rank at any vote, so each of its steps is compared before
         # it. A joiner that follows by tails is compared after the vote.
         each = not self._settled or (bool(self.plan) and self._stage is SourceStage.LIVE)
@@ -278,10 +280,10 @@ class ShadowSource:
         self.proves_sums = step % self._pace.check_every == 0 or self._owes_check
         self._owes_check = False
         check = each or self.proves_sums
-        layout, tensors = self._units.rest(moving=True) if with_rest else (None, [])
-        graded = self._units.graded if with_rest else ()
+        layout, tensors = self._units.rest(moving=True) if arrives or tails else (None, [])
+        graded = self._units.graded if arrives or tails else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
-        if with_rest and not self._tails:
+        if arrives and not tails:
             # At once: after a whole copy the joiner waits for it, and so does training.
             self._put(DigestCheck(step, whole_digest(self._units, step)))
         elif check:

@@ -256,6 +256,7 @@ class Snapshots:
         copy = self._copy(directive)
         copy.check()
         self._state.put_back(copy)
+        self.only(copy.step)
         log.warning("rank %d: rolled back to step %d", copy.rank, copy.step)
 
     def _copy(self, directive: Sync) -> StateCopy:
@@ -281,19 +282,7 @@ class Snapshots:
             return None if self._closed else begun
 
     def _take(self, taking: SnapshotWriter) -> None:
-        entries = taking.copy(self._units, self._window, self._outbox)
-        if why := taking.verdict():
-            taking.fail(why)
-        if taking.stage is WriterStage.FAILED:
-            self._back(entries)
-            return
-        copy = taking.made(self._state.layouts, entries)
-        self._sizes = frozenset(body.numel() for _, body in entries)
-        with self._changed:
-            # Under the lock: after give_up() the other ranks may have dropped this step.
-            kept = self._taking is taking and self._store.put(copy)
-        if not kept:
-            self._back(entries)
+        if (copy := self._copied(taking)) is None:
             return
         for attempt in ("the link of the previous snapshot", "a new one"):
             try:
@@ -305,6 +294,28 @@ class Snapshots:
                     return
                 log.debug("%s broke: %s", attempt, error)
         taking.fail(f"{taking.keeper.worker} cannot be reached")
+
+    def _copied(self, taking: SnapshotWriter) -> StateCopy | None:
+        """The copy to bring, which is stored here; ``None`` if it is given up."""
+        if taking.step == self._whole and (copy := self._store.get(taking.rank, taking.step)):
+            # All ranks have gone back to it. Another copy may be torn. Its keeper may be new.
+            taking.discard(self._outbox)
+            return copy
+        entries = taking.copy(self._units, self._window, self._outbox)
+        if why := taking.verdict():
+            taking.fail(why)
+        if taking.stage is WriterStage.FAILED:
+            self._back(entries)
+            return None
+        copy = taking.made(self._state.layouts, entries)
+        self._sizes = frozenset(body.numel() for _, body in entries)
+        with self._changed:
+            # Under the lock: after give_up() the other ranks may have dropped this step.
+            kept = self._taking is taking and self._store.put(copy)
+        if not kept:
+            self._back(entries)
+            return None
+        return copy
 
     def _dialled(self, keeper: Member) -> Link:
         if self._link is None or self._link[0] != keeper or self._link[1].ended:

@@ -86,6 +86,12 @@ class SnapshotWriter:
         else:
             self._entries.append(entry)
 
+    def discard(self, outbox: Outbox) -> None:
+        """Return the memory of what was copied so far."""
+        for _, body in self._entries:
+            outbox.back(body)
+        self._entries.clear()
+
     def made(self, layouts: Layouts, entries: tuple[OutboxEntry, ...]) -> StateCopy:
         """The finished copy, as stored here and at the keeper."""
         return StateCopy(self.rank, self.step, layouts, entries, digest_of_bodies(entries))

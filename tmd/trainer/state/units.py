@@ -60,14 +60,14 @@ class Units:
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
-        self._owned: tuple[list[int], dict[int, torch.optim.Optimizer]] = [], {}
-        """Numbers of groups, and the owners found with these."""
+        self._owned: tuple[list[list[int]], dict[int, torch.optim.Optimizer]] = [], {}
+        """Sizes of the groups, and the owners found with these."""
 
     @property
     def _owner(self) -> dict[int, torch.optim.Optimizer]:
-        """Optimizers by the identity of their parameters; any thread. A script may add a parameter
-        group between two ``batches()`` calls."""
-        groups = [len(o.param_groups) for o in self.optimizers]
+        """Optimizers by the identity of their parameters; any thread. A script may add a parameter,
+        or a group of them, between two ``batches()`` calls."""
+        groups = [[len(g["params"]) for g in o.param_groups] for o in self.optimizers]
         if groups != self._owned[0]:
             self._owned = groups, {id(p): o for o in self.optimizers for p in params_of(o)}
         return self._owned[1]
@@ -236,6 +236,8 @@ class Units:
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)
         for optimizer, own in zip(self.optimizers, found["own"], strict=True):
+            for key in [k for k in optimizer.state if not isinstance(k, Tensor) and k not in own]:
+                del optimizer.state[key]
             optimizer.state.update(own)
         for other, state in zip(self._registry.others, found["others"], strict=True):
             other.load_state_dict(_placed_as(other.state_dict(), state))
