@@ -341,12 +341,31 @@ def test_a_snapshot_that_is_taken_again_after_a_rollback_replaces_no_good_copy(j
             rank.units.params[0].mul_(2)
         rank.snapshots.at_boundary(2)
         rank.settled()
-        rank.ballot(torn=True)
-        rank.snapshots.voted(WriterStage.FAILED)
+        kept = made[1].snapshots._copy(directive)
 
-        assert rank.snapshots._copy(directive).digest == good
+        assert rank.ballot(torn=True) == WriterStage.DONE
+        assert rank.snapshots._copy(directive).digest == kept.digest == good
         if joins:
             rank.close()
+
+
+def test_a_keeper_does_not_replace_a_copy_of_the_whole_snapshot() -> None:
+    """By that of a worker that has got the rank from a replica, and whose step may be torn."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 3)
+        good = made[1].snapshots._copy(back(0, 2)).digest
+        joiner = Rank(9, Script(5))
+        joiner.step = 2
+        joiner.fabric.enter(Membership(2, (joiner.member, made[1].member)), 0)
+        joiner.fabric.learn(((), ()))
+        joiner.snapshots.only(2)
+        joiner.snapshots.at_boundary(2)
+        joiner.settled()
+        joiner.ballot(torn=True)
+        joiner.snapshots.voted(WriterStage.FAILED)
+
+        assert made[1].snapshots._copy(back(0, 2)).digest == good
+        joiner.close()
 
 
 def test_a_joiner_with_other_gradient_buckets_does_not_take_the_copy() -> None:

@@ -111,11 +111,13 @@ class Snapshots:
             membership.members[keepers(hosts)[rank]],
             self._verification.later(),
         )
-        taking = SnapshotWriter(rank, step, keeper, verdict)
+        stored = self._store.get(rank, step) if step == self._whole else None
+        taking = SnapshotWriter(rank, step, keeper, verdict, stored)
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
-            taking.begin(self._state.feed.position, self._units, self._outbox)
+            if stored is None:
+                taking.begin(self._state.feed.position, self._units, self._outbox)
         self._window.open(step)
         with self._changed:
             self._taking = self._begun = taking
@@ -138,7 +140,7 @@ class Snapshots:
         changed parameters of which threads may have read other values than those of its start."""
         if (taking := self._taking) is None:
             return WriterStage.DONE
-        taking.torn |= torn and taking.step == step
+        taking.torn |= torn and taking.step == step and taking.stored is None
         return WriterStage.FAILED if taking.torn else taking.stage
 
     def voted(self, least: int) -> None:
@@ -297,10 +299,8 @@ class Snapshots:
 
     def _copied(self, taking: SnapshotWriter) -> StateCopy | None:
         """The copy to bring, which is stored here; ``None`` if it is given up."""
-        if taking.step == self._whole and (copy := self._store.get(taking.rank, taking.step)):
-            # All ranks have gone back to it. Another copy may be torn. Its keeper may be new.
-            taking.discard(self._outbox)
-            return copy
+        if taking.stored is not None:
+            return taking.stored
         entries = taking.copy(self._units, self._window, self._outbox)
         if why := taking.verdict():
             taking.fail(why)

@@ -21,10 +21,13 @@ class SnapshotStore:
         self._freed = freed
         self._copies: dict[tuple[int, int], StateCopy] = {}
         self._call = 0
+        self._whole: int | None = None
+        """The step that was kept last. Its copies are good, and another one may be torn."""
         self._changing = threading.Lock()
 
     def put(self, copy: StateCopy) -> bool:
-        """Store ``copy``; ``False`` if its ``batches()`` call has ended."""
+        """Store ``copy``, unless there is one of the step that was kept last; ``False`` if its
+        ``batches()`` call has ended."""
         call = copy.position.call
         with self._changing:
             if call < self._call:
@@ -33,11 +36,12 @@ class SnapshotStore:
                 # A copy of the next call implies that all ranks have ended the previous one.
                 self._keep(lambda step: False)
                 self._call = call
-            before = self._copies.pop((copy.rank, copy.step), None)
-            self._copies[copy.rank, copy.step] = copy
-            if before is not None:
-                self._freed(before)
-            self._report()
+            before = self._copies.get((copy.rank, copy.step))
+            if before is None or copy.step != self._whole:
+                self._copies[copy.rank, copy.step] = copy
+                if before is not None:
+                    self._freed(before)
+                self._report()
         return True
 
     def get(self, rank: int, step: int) -> StateCopy | None:
@@ -46,6 +50,7 @@ class SnapshotStore:
     def keep_only(self, step: int) -> None:
         """Drop all copies of other steps."""
         with self._changing:
+            self._whole = step
             self._keep(lambda other: other == step)
 
     def drop(self, step: int) -> None:

@@ -41,12 +41,21 @@ class WriterStage(IntEnum):
 class SnapshotWriter:
     """Created by the main thread in the open window, then used by the sender's thread."""
 
-    def __init__(self, rank: int, step: int, keeper: Member, verdict: StateVerdict) -> None:
-        """``verdict``: on the current state."""
+    def __init__(
+        self,
+        rank: int,
+        step: int,
+        keeper: Member,
+        verdict: StateVerdict,
+        stored: StateCopy | None = None,
+    ) -> None:
+        """``verdict``: on the current state. ``stored``: a copy of it that is here already, as
+        after a roll-back. It is brought to the keeper, which may be another one now."""
         self.rank = rank
         self.step = step
         self.keeper = keeper
         self.verdict = verdict
+        self.stored = stored
         self.stage = WriterStage.GOING
         self.torn = False
         """Whether the step changed parameters that were being copied."""
@@ -85,12 +94,6 @@ class SnapshotWriter:
             self.fail("the host memory for copies is used up")
         else:
             self._entries.append(entry)
-
-    def discard(self, outbox: Outbox) -> None:
-        """Return the memory of what was copied so far."""
-        for _, body in self._entries:
-            outbox.back(body)
-        self._entries.clear()
 
     def made(self, layouts: Layouts, entries: tuple[OutboxEntry, ...]) -> StateCopy:
         """The finished copy, as stored here and at the keeper."""

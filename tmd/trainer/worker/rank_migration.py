@@ -258,6 +258,7 @@ class RankMigration:
         """After a loss: put the state of the lost rank in place, or return an obstacle."""
         if directive.back:
             return self._roll_back(directive)
+        self._snapshots.only(directive.whole)
         if next(m for m in directive.moves if m.rank == directive.rank).source is None:
             return self._keep_shadowed(directive)
         takeover = self._takeover
@@ -299,13 +300,12 @@ class RankMigration:
         if not self._fit.roles.serves(directive.rank):
             return Rebuild(directive.rank)
 
-        def wanted() -> bool:
-            return self._agent.directive == directive
-
-        if obstacle := self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
+        if obstacle := self._tried(
+            directive,
+            lambda: self._snapshots.fetch(directive, lambda: self._agent.directive == directive),
+        ):
             return obstacle
-        rebuild = self._fit.start_over(directive)
-        if isinstance(rebuild, Rebuild):
+        if isinstance(rebuild := self._fit.start_over(directive), Rebuild):
             return rebuild
         if self._snapshots.is_ahead(directive):
             return NextLoop()
