@@ -76,11 +76,11 @@ def foreign(place: Path) -> str:
     )
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """The user at the other end of a Unix socket, by number."""
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, as the kernel reports them."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(peer)
-    return int(uid)
+    pid, uid, _ = _UCRED.unpack(peer)
+    return pid, uid
 
 
 def refuse_impostor(connection: socket.socket, path: Path) -> None:
@@ -92,5 +92,6 @@ def refuse_impostor(connection: socket.socket, path: Path) -> None:
     """
     if not path.is_relative_to(user_folder(TEMPORARY)):
         return
-    if (uid := peer_uid(connection)) not in (0, os.geteuid()):
+    _, uid = peer_of(connection)
+    if uid not in (0, os.geteuid()):
         raise PermissionError(f"user {uid} poses as the daemon at {path}")

@@ -14,9 +14,14 @@ SECRET_HINT, STOPPED_HINT = "put the cluster's secret into", "the service does n
 
 
 class Host:
-    """A host with systemd; ``active``: whether the service runs."""
+    """A host with systemd.
 
-    def __init__(self, root: Path, *, active: bool) -> None:
+    Args:
+        active: whether the service runs.
+        unit: the daemon of a unit in /etc; ``None`` if there is no unit.
+    """
+
+    def __init__(self, root: Path, *, active: bool, unit: str | None = None) -> None:
         self.root = root
         for folder in ("etc/tmd", "run/systemd/system", "var/lib/tmd", "usr/lib/tmd", "bin"):
             (root / folder).mkdir(parents=True)
@@ -26,6 +31,8 @@ class Host:
             "systemctl", f'{called}case "$*" in *is-active*) exit {0 if active else 3};; esac'
         )
         self.command("systemd-sysusers", "exit 0")
+        if unit is not None:
+            self.file("etc/systemd/system/tmd.service").write_text(f"ExecStart={root}{unit}\n")
 
     def command(self, name: str, body: str) -> None:
         file = self.root / "bin" / name
@@ -37,10 +44,6 @@ class Host:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         return path
-
-    def unit(self, daemon: str) -> None:
-        """Make a unit in /etc that starts ``daemon``, of this host."""
-        self.file("etc/systemd/system/tmd.service").write_text(f"ExecStart={self.root}{daemon}\n")
 
     def run(self, script: str, *words: str) -> str:
         text = (SCRIPTS / script).read_text()
@@ -92,9 +95,7 @@ UNIT = pytest.mark.parametrize(
 def test_a_removal_does_not_stop_the_daemon_of_another_installation(
     tmp_path: Path, unit: str | None, other: bool
 ) -> None:
-    host = Host(tmp_path, active=True)
-    if unit is not None:
-        host.unit(unit)
+    host = Host(tmp_path, active=True, unit=unit)
     host.run("prerm", "remove")
 
     assert host.calls.exists() != other
@@ -104,9 +105,7 @@ def test_a_removal_does_not_stop_the_daemon_of_another_installation(
 def test_an_installation_names_a_unit_that_is_used_instead(
     tmp_path: Path, unit: str | None, other: bool
 ) -> None:
-    host = Host(tmp_path, active=True)
-    if unit is not None:
-        host.unit(unit)
+    host = Host(tmp_path, active=True, unit=unit)
     shown = host.run("postinst", "configure", "0.2.0")
 
     assert ("of another installation, is used instead" in shown) == other

@@ -17,7 +17,7 @@ from tmd.cli.common import ConfigOption, JsonOption, log_to_stderr
 from tmd.cli.output import print_json, say
 from tmd.core.values.errors import ConfigError, PluginError, StoreUnavailable
 from tmd.core.values.reasons import in_words
-from tmd.folders import peer_uid
+from tmd.folders import peer_of
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -76,15 +76,12 @@ def examine(settings: Settings) -> Iterator[Point]:
     """All checks, in the order in which to fix them."""
     yield _secret(settings)
     yield from _redis(settings)
-    user = _daemon_user(settings.host.socket)
-    for name, folder in (
-        ("socket folder", settings.host.socket.parent),
-        ("state folder", settings.host.state_dir),
-    ):
-        yield _folder(name, folder) if user in (None, os.geteuid()) else _used(name, folder, user)
+    other = _other_user(settings.host.socket)
+    yield _folder("socket folder", settings.host.socket.parent, other)
+    yield _folder("state folder", settings.host.state_dir, other)
     yield _ports(settings.host.advertise)
     yield _collectives()
-    yield from _detectors(settings, user)
+    yield from _detectors(settings, other)
 
 
 def _exposure(file: Path | None) -> Point:
@@ -161,23 +158,23 @@ def _same_secret(forged: list[str], *, elsewhere: bool) -> Point:
     return Point("shared secret", False, True, text)
 
 
-def _daemon_user(path: Path) -> int | None:
-    """The user, by number, of the daemon that listens at ``path``; ``None`` if there is none."""
+def _other_user(path: Path) -> int | None:
+    """The user, by number, of the daemon that listens at ``path``, whose rights may differ from
+    those of this process; ``None`` if it is the same user, or if there is no daemon."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_S)
         try:
             connection.connect(str(path))
         except OSError:
             return None
-        return peer_uid(connection)
+        _, uid = peer_of(connection)
+        return None if uid == os.geteuid() else uid
 
 
-def _used(name: str, folder: Path, user: int | None) -> Point:
-    return Point(name, True, True, f"{folder}; in use by the running daemon, of user {user}")
-
-
-def _folder(name: str, folder: Path) -> Point:
-    """Whether the daemon could create and use ``folder`` as this user."""
+def _folder(name: str, folder: Path, other: int | None) -> Point:
+    """Whether the daemon could create and use ``folder`` as this user, or runs as the ``other``."""
+    if other is not None:
+        return Point(name, True, True, f"{folder}; in use by the running daemon, of user {other}")
     place = folder
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
@@ -265,8 +262,8 @@ def _can_load(library: str) -> bool:
     return True
 
 
-def _detectors(settings: Settings, daemon_uid: int | None) -> Iterator[Point]:
-    """``daemon_uid``: the daemon's user, whose rights may differ from those of this process."""
+def _detectors(settings: Settings, other: int | None) -> Iterator[Point]:
+    """``other``: the user of the daemon, if it is another one."""
     from tmd.daemon.plugins import load_detectors
 
     try:
@@ -282,6 +279,6 @@ def _detectors(settings: Settings, daemon_uid: int | None) -> Iterator[Point]:
             yield Point(f"detector {found.origin.name}", False, False, in_words(error))
             continue
         text = why_not or f"works here ({found.strategy.value}){sources and ': '}{sources}"
-        if daemon_uid not in (None, os.geteuid()):
-            text += f"; checked as user {os.geteuid()}, and the daemon runs as user {daemon_uid}"
+        if other is not None:
+            text += f"; checked as user {os.geteuid()}, and the daemon runs as user {other}"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

@@ -24,11 +24,11 @@ from tmd.core.values.errors import WireError
 from tmd.core.values.model import WorkerStatus
 from tmd.core.values.shadows import Verdicts
 from tmd.daemon.agent_socket import AgentSocket, bind
-from tmd.daemon.fd_passing import peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
+from tmd.folders import peer_of
 
 BUFFER_LIMIT = 1 << 20
 """A client is disconnected if more bytes than this wait for it when there is another message."""

@@ -10,22 +10,14 @@ import array
 import contextlib
 import os
 import socket
-import struct
 from typing import Any
 from weakref import WeakValueDictionary
 
+from tmd.folders import peer_of
+
 NOTHING = -1
-_UCRED = struct.Struct("3i")
 _ROOM = socket.CMSG_LEN(array.array("i").itemsize)
 """Room for one descriptor. The kernel closes any further ones."""
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, as the kernel reports them."""
-    pid, uid, _ = _UCRED.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    )
-    return pid, uid
 
 
 class AgentConnection(socket.socket):

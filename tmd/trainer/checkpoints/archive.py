@@ -178,11 +178,13 @@ def being_written(folder: Path, step: int, ranks: Iterable[int]) -> bool:
     """
     place = _unfinished(folder, step)
     later = [folder / name for name in os.listdir(folder) if (step_of(name, PARTIAL) or 0) > step]
-    return any(
-        any(map(disk.is_locked, _entries_of(place, part := f"{PART}{rank}", WRITING)))
-        and not any(disk.exists(each / part) or _entries_of(each, part, NEW) for each in later)
-        for rank in ranks
-    )
+
+    def is_written(part: str) -> bool:
+        return any(map(disk.is_locked, _entries_of(place, part, WRITING))) and not any(
+            disk.exists(each / part) or _entries_of(each, part, NEW) for each in later
+        )
+
+    return any(is_written(f"{PART}{rank}") for rank in ranks)
 
 
 def is_complete(folder: Path, step: int) -> bool:

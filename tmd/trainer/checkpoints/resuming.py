@@ -222,9 +222,8 @@ def _check_order(
             f"script registers {_enumerated(names.others)}: give register() and session.counter() "
             "the same names in the same order"
         )
-    if groups not in (None, names.param_groups) and sorted(groups or ()) == sorted(
-        names.param_groups
-    ):
+    ours = names.param_groups
+    if groups not in (None, ours) and sorted(groups or ()) == sorted(ours):
         raise StateMismatch(
             f"{path} has the optimizers, or their parameter groups, in another order: give "
             "register() the same optimizers, and these the same groups, in the same order"

@@ -57,8 +57,6 @@ class Snapshots:
         self._taking: SnapshotWriter | None = None
         self._begun: SnapshotWriter | None = None
         """``_taking`` until the sender's thread has picked it up."""
-        self._whole: int | None = None
-        """The newest step for which all ranks have reported complete copies."""
         self._vain = 0
         self._announced = False
         self._skipped = (-1, -1)
@@ -111,7 +109,7 @@ class Snapshots:
             membership.members[keepers(hosts)[rank]],
             self._verification.later(),
         )
-        stored = self._store.get(rank, step) if step == self._whole else None
+        stored = self._store.get(rank, step) if step == self._store.whole else None
         taking = SnapshotWriter(rank, step, keeper, verdict, stored)
         with self._harmless(taking):
             if why := self._units.stale:
@@ -150,14 +148,13 @@ class Snapshots:
             return
         self.give_up()
         if least == WriterStage.DONE:
-            self._whole, self._vain = taking.step, 0
+            self._vain = 0
             self._store.keep_only(taking.step)
             return
         self._vain += 1
         if self._vain == IN_VAIN:
             log.warning("%d snapshots in a row were given up, on this rank or another", IN_VAIN)
-        if taking.step != self._whole:
-            self._store.drop(taking.step)
+        self._store.drop(taking.step)
 
     def give_up(self) -> None:
         """Cancel the current snapshot; stored copies remain."""
@@ -196,7 +193,6 @@ class Snapshots:
     def only(self, whole: int | None) -> None:
         """After a loss: keep only the newest complete snapshot, as reported by the leader."""
         if whole is not None:
-            self._whole = whole
             self._store.keep_only(whole)
 
     def fetch(self, directive: Sync, wanted: Callable[[], bool]) -> Rebuild | None:

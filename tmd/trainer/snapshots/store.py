@@ -21,8 +21,9 @@ class SnapshotStore:
         self._freed = freed
         self._copies: dict[tuple[int, int], StateCopy] = {}
         self._call = 0
-        self._whole: int | None = None
-        """The step that was kept last. Its copies are good, and another one may be torn."""
+        self.whole: int | None = None
+        """The step that was kept last, of which all ranks have copies. These are good, while one
+        that is made later may be torn."""
         self._changing = threading.Lock()
 
     def put(self, copy: StateCopy) -> bool:
@@ -37,7 +38,7 @@ class SnapshotStore:
                 self._keep(lambda step: False)
                 self._call = call
             before = self._copies.get((copy.rank, copy.step))
-            if before is None or copy.step != self._whole:
+            if before is None or copy.step != self.whole:
                 self._copies[copy.rank, copy.step] = copy
                 if before is not None:
                     self._freed(before)
@@ -50,13 +51,15 @@ class SnapshotStore:
     def keep_only(self, step: int) -> None:
         """Drop all copies of other steps."""
         with self._changing:
-            self._whole = step
+            self.whole = step
             self._keep(lambda other: other == step)
 
     def drop(self, step: int) -> None:
-        """Drop copies of ``step``, whose snapshot will not be completed."""
+        """Drop copies of ``step``, whose snapshot will not be completed, unless it is whole since
+        an earlier epoch."""
         with self._changing:
-            self._keep(lambda other: other != step)
+            if step != self.whole:
+                self._keep(lambda other: other != step)
 
     def begin_call(self, call: int) -> None:
         """Drop the copies of ``batches()`` calls before ``call``."""
