@@ -153,7 +153,7 @@ class XidDetector(Detector):
         return kernellog.KernelLogSource(Path(config.source), self._open)
 
     def _unseen(self, config: XidConfig) -> str:
-        """What is not seen without a log; empty if events tell all."""
+        """What this detector misses without the log; empty if NVML reports everything."""
         if not any(self._switches.glob("*")):
             return ""
         return f"{self._no_log(config)}; faults of this host's NVSwitches are not seen without it"
@@ -198,8 +198,8 @@ def load(config: XidConfig) -> KnownLines:
 def _troubles(
     log: kernellog.KernelLogSource | None, received: events.Events | None, unseen: str
 ) -> tuple[int, str, str]:
-    """How often records were lost, and why log and events are not received. ``unseen``: what is not
-    seen without a log."""
+    """How often records were lost, and why log and events are not received. ``unseen``: what is
+    missed without a log."""
     if log is None:
         return 0, unseen, received.problem if received is not None else ""
     return log.overwritten, log.problem, received.problem if received is not None else ""

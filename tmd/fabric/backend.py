@@ -19,7 +19,7 @@ from tmd.torch_private.c10d import check_new_groups, keep_flight_recorder_off
 
 NAME = "tmd"
 ALLOWED = {"", NAME, "fake"}
-"""Backends of new groups. One that is fake communicates with nobody."""
+"""Backends that a new group may have. A fake one communicates with nobody."""
 
 
 class _Behind:
@@ -72,8 +72,8 @@ def register() -> None:
 
 
 def _refuse_other(backend: str, size: int) -> None:
-    """Raises ValueError: other backends would look for all ranks in a store of this process alone,
-    and wait there for the time-out of the group."""
+    """Raises ValueError: another backend would look for the other ranks in the store of this one
+    process, and wait there until the group's time-out."""
     kinds = {kind.rpartition(":")[2] for kind in backend.split(",")}
     if _Behind.installed is not None and size > 1 and kinds - ALLOWED:
         raise ValueError(

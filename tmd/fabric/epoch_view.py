@@ -232,8 +232,8 @@ class EpochView:
         self, member: Member, go_on: GoOn | None = None, *, ahead: bool = False
     ) -> None:
         """The same, but a process that does not answer a call that its kernel has accepted counts
-        as alive. ``go_on``: whether to wait for its answer once more. ``ahead``: it may be in a
-        later epoch, since a message counts in the epochs on both sides of a planned switch."""
+        as alive. ``go_on``: whether to wait for its answer once more. ``ahead``: whether the
+        member may be in a later epoch. A message counts on both sides of a planned switch."""
         try:
             answer = self._caller.ask(member, timeout=self._caller.patience_s, go_on=go_on)
         except PeerBusy:

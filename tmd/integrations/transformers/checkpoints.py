@@ -16,7 +16,7 @@ from transformers.trainer_utils import rotate_checkpoints
 PARTLY = "partly"
 """Folder in ``output_dir`` for a checkpoint-N that is not complete."""
 FORMER = "partly-former"
-"""Folder in ``output_dir`` for one of the same name by an earlier run, while it is replaced."""
+"""Folder in ``output_dir`` for the checkpoint-N of an earlier run, while a new one replaces it."""
 
 
 class SavingTrainer(transformers.Trainer):

@@ -98,7 +98,7 @@ def write_part(folder: Path, staged: StagedState, size: int, run: str = "") -> N
     """
     place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
     place.parent.mkdir(parents=True, exist_ok=True)
-    # The rank's former worker may still write. In a folder of both, one could seal files that the
+    # The rank's former worker may still write. In a shared folder, one could seal files that the
     # other is still writing, or has half removed.
     own = f"{place.name}.{uuid.uuid4().hex[:8]}"
     for left in _entries_of(place.parent, place.name, NEW):

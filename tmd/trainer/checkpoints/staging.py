@@ -76,7 +76,8 @@ class StagedState:
             raise self.broken
 
     def release(self) -> None:
-        """Let go of the state, which is on disk: it may be of an object that is dropped next."""
+        """Free the copies, which are on disk now, and the live tensors: they may belong to objects
+        that this worker is about to drop."""
         self.live.clear()
         self.copies.clear()
 

@@ -133,7 +133,7 @@ class ShadowReceiver:
                 target=listen, args=(quiet_s,), name="tmd-shadow-last", daemon=True
             ).start()
         except RuntimeError:
-            listen(0.0)  # what may still come is not waited for
+            listen(0.0)  # do not wait for what may still arrive
 
     def spoil(self) -> None:
         """Close and discard all frames: the current step is void."""

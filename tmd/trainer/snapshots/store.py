@@ -27,8 +27,8 @@ class SnapshotStore:
         self._changing = threading.Lock()
 
     def put(self, copy: StateCopy) -> bool:
-        """Store ``copy``, unless there is one of the step that was kept last; ``False`` if its
-        ``batches()`` call has ended."""
+        """Store ``copy``, unless the whole snapshot has one already; ``False`` if its ``batches()``
+        call has ended."""
         call = copy.position.call
         with self._changing:
             if call < self._call:

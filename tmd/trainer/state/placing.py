@@ -160,8 +160,9 @@ def divided_batch_size(loader: Loader) -> int:
 
 
 def batch_count(loader: Any, parts: int, batch: int) -> int:
-    """Batches of one rank in an epoch of ``loader``, which :func:`divided_batch_size` knows, if it
-    were divided into ``parts``, with ``batch`` samples in each batch."""
+    """Number of batches that a rank gets in an epoch of ``loader``, if this is divided into
+    ``parts`` with ``batch`` samples a batch. The loader is one that :func:`divided_batch_size`
+    knows."""
     length, cuts = len(loader.sampler.dataset), loader.sampler.drop_last
     samples = length // parts if cuts else -(-length // parts)
     return samples // batch if loader.drop_last else -(-samples // batch)
