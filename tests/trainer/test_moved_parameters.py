@@ -364,3 +364,32 @@ def test_a_state_that_was_put_in_place_is_no_change_by_the_script() -> None:
     job.local.set_aside()
 
     assert job.local._moved._copies == {}
+
+
+def test_parameters_that_an_optimizer_gets_later_do_not_count_as_moved_by_the_script() -> None:
+    """Otherwise each pass of an accumulated step would copy all that fine-tuning has unfrozen."""
+    job = Job()
+    job.train(5)
+    job.optimizer.add_param_group({"params": list(job.other.parameters())})
+    ones = torch.ones(1, 3)
+    job.train(3, before=lambda: job.other(ones).sum().backward())
+    moved = job.local._moved.moved_loose
+    job.begin()
+    job.local.set_aside()
+
+    assert moved == frozenset()
+    assert job.local._moved._copies == {}
+
+
+def test_parameters_that_an_optimizer_has_given_up_are_learnt_if_the_script_moves_them() -> None:
+    job = Job()
+    job.train(5)
+    job.optimizer.param_groups[0]["params"] = list(job.other.parameters())
+    job.local._registry.owners.look()
+    job.train(2)
+    still = job.local._moved.moved_loose
+    job.train(1, after=lambda: in_place(job.model.weight))
+    job.begin()
+
+    assert still == frozenset()
+    assert job.local._moved.moved_loose == {id(p) for p in job.model.parameters()}

@@ -251,7 +251,7 @@ class BatchLoop:
 
     def _boundary(self) -> bool:
         """Between two steps. Returns false if the present call has to end."""
-        self._cycle.undo()
+        self._cycle.at_boundary()
         self.settle()
         # A function of session.repeatable() may run in the body of the loop. What tmd does in its
         # boundary, such as an optimizer for a rank that this worker follows, is not the script's.

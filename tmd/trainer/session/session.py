@@ -229,7 +229,7 @@ class Session:
         else:
             self._registry.renew({**objects, **self._counters})
             self._local.renew()
-        self._cycle.watch(registry, self._local)
+        self._cycle.watch(self._registry, self._local)
         return self._registry, self._local
 
     def checkpoint(

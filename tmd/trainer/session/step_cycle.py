@@ -15,6 +15,7 @@ from tmd.trainer.session.script_error import ScriptError
 from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.owners import Owners
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.unregistered import UnregisteredState
 
@@ -62,6 +63,7 @@ class StepCycle:
         """The losses of the earlier passes of this step, by rank."""
         self._registry: Registry | None = None
         """Set until the first step has checked its modules for extra state."""
+        self._owners: Owners | None = None
         self._unregistered: UnregisteredState | None = None
         self._scaled = self._left_gradients = False
         self._warnings: list[str] = []
@@ -77,6 +79,7 @@ class StepCycle:
     def watch(self, registry: Registry, local: LocalState) -> None:
         """Vote before the optimizers of ``registry``."""
         self._local, self._registry = local, registry
+        self._owners = registry.owners
         self._unregistered = UnregisteredState(registry)
         scalers = [each for each in registry.scalers if each.is_enabled()]
         self._scaled = bool(scalers)
@@ -361,8 +364,11 @@ class StepCycle:
         if not self.hooks.shadowing:
             self._trace.undone(self.hooks.status)
 
-    def undo(self) -> None:
-        """At the boundary: undo a broken step, and the effects of code after its block."""
+    def at_boundary(self) -> None:
+        """Between two steps: undo a broken one, and the effects of code after its block. Notice
+        parameters that an optimizer has got since."""
+        if self._owners is not None:
+            self._owners.look()
         if self.spoilt:
             assert self._local is not None
             assert self.feed is not None

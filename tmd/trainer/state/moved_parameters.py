@@ -21,7 +21,6 @@ from tmd.core.values.errors import StateMismatch
 from tmd.trainer.state.buffers import version
 from tmd.trainer.state.dtensors import local_part
 from tmd.trainer.state.early_state import EarlyState
-from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
 SAMPLED_STEPS = 3
@@ -78,6 +77,8 @@ class MovedParameters:
 
     def renew(self) -> None:
         """Use the objects registered now."""
+        self._owners = self._registry.owners.by_param
+        """The optimizers of the parameters, as :attr:`_all` shows them."""
         self._all = list(_watched(self._registry))
         self._early = EarlyState(self._registry)
         self._before_vote: set[int] = set()
@@ -128,12 +129,24 @@ class MovedParameters:
             self._after_vote |= self._loose_of(_moved(self._voted, marks))
         if self._closed is not None:
             self._after_vote |= self._with_neighbours(_moved(self._closed, marks))
+        self._look_at_owners()
         self._kept, self._voted, self._closed, self._lost = marks, None, None, ""
         self._copies = self._to_host() if trains and self._steps == 0 else {}
         if loose:
             self._copies |= self._to_host(owned=False)
         for number in self._before_vote - self._copies.keys():
             self._copies[number] = local_part(self._all[number].param).clone()
+
+    def _look_at_owners(self) -> None:
+        """A script may have given an optimizer other parameters, as when it unfreezes a layer."""
+        if self._owners is self._registry.owners.by_param:
+            return
+        before, found = self._all, list(_watched(self._registry))
+        if list(map(_identity, found)) != list(map(_identity, before)):
+            return  # parameters that were made after the registration, which no part of tmd knows
+        self._owners, self._all = self._registry.owners.by_param, found
+        owned = {n for n, watched in enumerate(found) if before[n].loose and not watched.loose}
+        self._after_vote -= owned
 
     def look(self, *, updates: bool = True, placed: bool = False) -> bool:
         """A step has come to its vote. ``updates``: an optimizer runs next. ``placed``: another
@@ -253,8 +266,7 @@ class MovedParameters:
 
 
 def _watched(registry: Registry) -> Iterator[WatchedParameter]:
-    optimizers = (*registry.optimizers, *registry.divided)
-    owned = {id(param) for optimizer in optimizers for param in params_of(optimizer)}
+    owned = registry.owners.owned
     found: dict[int, tuple[str, nn.Parameter]] = {}
     for name, value in registry.named.items():
         if isinstance(value, nn.Module):
@@ -264,6 +276,10 @@ def _watched(registry: Registry) -> Iterator[WatchedParameter]:
     for each, (name, param) in found.items():
         average = next((part for part in _parts(name) if part not in trained), "")
         yield WatchedParameter(name, param, each not in owned, average)
+
+
+def _identity(watched: WatchedParameter) -> int:
+    return id(watched.param)
 
 
 def _parts(name: str) -> list[str]:

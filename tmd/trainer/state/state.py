@@ -29,6 +29,7 @@ from tmd.trainer.state.layout import (
     unflatten,
 )
 from tmd.trainer.state.optimizer_state import params_of
+from tmd.trainer.state.owners import Owners
 from tmd.trainer.state.pending import Pending
 from tmd.trainer.state.unwrapping import (
     expanded,
@@ -85,6 +86,7 @@ class Registry:
         """The buckets of each, in the words of :func:`fix_buckets`."""
         self.late: list[LateBuffers] = []
         """Buffers of each of :attr:`modules`; the list object never changes."""
+        self.owners = Owners()
         self._wholes: dict[str, Any] = {}
         self.renew(objects)
 
@@ -111,6 +113,7 @@ class Registry:
                     "load_state_dict, so its state cannot move"
                 )
         self.divided[:] = self._wholes.values()
+        self.owners.renew(self.optimizers, self.divided)
         self.buckets = "|".join(map(fix_buckets, self.wrappers))
         _refuse_shared(self.faces)
         if loose := self._loose():

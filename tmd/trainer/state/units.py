@@ -60,17 +60,11 @@ class Units:
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
-        self._owned: tuple[list[list[int]], dict[int, torch.optim.Optimizer]] = [], {}
-        """Sizes of the groups, and the owners found with these."""
 
     @property
     def _owner(self) -> dict[int, torch.optim.Optimizer]:
-        """Optimizers by the identity of their parameters; any thread. A script may add a parameter,
-        or a group of them, between two ``batches()`` calls."""
-        groups = [[len(g["params"]) for g in o.param_groups] for o in self.optimizers]
-        if groups != self._owned[0]:
-            self._owned = groups, {id(p): o for o in self.optimizers for p in params_of(o)}
-        return self._owned[1]
+        """Optimizers by the identity of their parameters; any thread."""
+        return self._registry.owners.by_param
 
     def name(self, number: int) -> str:
         """The name of the parameter in its model; else its number."""
