@@ -238,6 +238,35 @@ def test_a_rank_goes_to_its_own_shadow_first_then_to_that_of_a_replica() -> None
     assert assigned([1], spare, facts, idle_first=True)[1].worker == "cold"
 
 
+def test_the_shadow_of_a_rank_with_another_state_is_the_last_choice() -> None:
+    """It would have to be copied as a whole, and the rank that it follows would lose its shadow."""
+    record, view, facts = cluster(
+        worker("cold"), worker("other", Activity.IN_STEP, shadow=ShadowStatus(rank=0, verified=8))
+    )
+    spare = candidates(view, record, facts)
+    known = with_replicas(view, a=(0,), b=(1,))
+
+    assert assigned([1], spare, facts)[1].worker == "other"
+    assert assigned([1], spare, with_replicas(view, b=(1,)))[1].worker == "other"
+    assert assigned([1], spare, with_replicas(view, a=(0, 1)))[1].worker == "other"
+    assert assigned([1], spare, known)[1].worker == "cold"
+    assert assigned([1], spare[:1], known)[1].worker == "other"
+
+
+def with_replicas(view: ClusterView, **replicas: tuple[int, ...]) -> PlanFacts:
+    """The facts if these workers report ranks of equal state."""
+    hosts = tuple(
+        structs.replace(
+            host,
+            workers=tuple(
+                structs.replace(w, replicas=replicas.get(w.worker, ())) for w in host.workers
+            ),
+        )
+        for host in view.hosts
+    )
+    return PlanFacts(structs.replace(view, hosts=hosts), "j")
+
+
 def test_a_rank_goes_to_a_standby_that_needs_no_rebuild() -> None:
     """Otherwise equal: a state that is already there saves more."""
     record, view, facts = cluster(

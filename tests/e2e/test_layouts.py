@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import HOT, LONG, PACE, STOP_AND_COPY, running
+from tests.e2e.harness import HOT, LONG, PACE, STOP_AND_COPY, history, running
 from tests.e2e.spread import (
     PER_HOST,
     RANKS,
@@ -254,4 +254,32 @@ async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
         assert (lost.kind, lost.rollback) == (PlanKind.FAILOVER, None)
         assert [m.rank for m in lost.moves] == [0]
         assert built(run, "s1") == [0, 3]
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_a_hot_standby_takes_a_rank_that_is_no_replica_of_the_one_it_followed(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """It is the only one left. What it has shadowed has the same shapes, so that nothing but the
+    copy of the state shows that it is another part of the model."""
+    golden = undisturbed(tmp_path, "hybrid")
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE],
+        more_config=HOT,
+        arguments=("hybrid", *LONG),
+        active=("h1", "h2", "h3", "h4"),
+        script=script("hybrid"),
+    ) as run:
+        view = await run.shadowed()
+        (followed,) = [w.shadow.rank for w in workers(view) if w.shadow]
+        other = next(w for w in workers(view) if w.rank is not None and followed not in w.replicas)
+        await run.lose(other.worker.partition("/")[0])
+        lost = await run.done()
+
+        assert [m.rank for m in lost.moves] == [other.rank]
+        assert len(history(await run.cluster.view())) == 1
+        assert "one of them is corrupt" not in run.cluster.log("s1")
         await run.ends_like(golden, lost=1)

@@ -6,7 +6,7 @@ A standby that must not have the rank is refused. The others are ordered by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from tmd.core.alerts.findings import BANNED, GRAVE
@@ -225,9 +225,9 @@ def has_rehearsed(status: WorkerStatus, rank: int, facts: PlanFacts) -> bool:
     return verdict is not None and verdict.has_shown
 
 
-def _distance(status: WorkerStatus, rank: int | None) -> int:
+def _distance(status: WorkerStatus, rank: int | None, known: Iterable[WorkerStatus] = ()) -> int:
     """0: has the state of ``rank``; 1: of a replica, as far as known; 2: has none; 3: is getting
-    one, or has that of another role."""
+    one, or has that of another rank. ``known``: workers that may know the replicas."""
     shadow = status.shadow
     if shadow is None:
         return IDLE
@@ -235,7 +235,13 @@ def _distance(status: WorkerStatus, rank: int | None) -> int:
         return 3
     if rank is None or shadow.rank == rank:
         return 0
-    return 3 if _builds(status, rank) else 1
+    return 3 if _builds(status, rank) or _differ(shadow.rank, rank, known) else 1
+
+
+def _differ(rank: int, other: int, known: Iterable[WorkerStatus]) -> bool:
+    """Whether a worker knows that the states of two ranks are not equal."""
+    replicas = next((w.replicas for w in known if rank in w.replicas), ())
+    return bool(replicas) and other not in replicas
 
 
 def _builds(status: WorkerStatus, rank: int) -> bool:
@@ -264,7 +270,7 @@ def assigned(
 
     def order(rank: int, member: Member) -> tuple[bool, bool, int, bool, bool, bool, bool]:
         status = facts.status[member.worker]
-        distance = _distance(status, rank)
+        distance = _distance(status, rank, facts.status.values())
         return (
             member.worker in late,
             member.host in reserve,

@@ -266,7 +266,8 @@ class RankMigration:
             takeover = Takeover(directive)
             self._await(takeover)
         self._fit.rest()
-        if obstacle := self._received(takeover, self.driver.has_state_of):
+        alike = self._reporter.alike(directive.rank)
+        if obstacle := self._received(takeover, self.driver.has_state_of(*alike)):
             return obstacle
         self._recheck()
         self.driver.end()
@@ -281,7 +282,7 @@ class RankMigration:
 
     def _keep_shadowed(self, directive: Sync) -> Failed | None:
         """No other worker has this rank's state: continue from the shadowed one."""
-        if not self.driver.has(directive.rank, directive.resume):
+        if self.driver.has_state_of(directive.rank) != directive.resume:
             detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
             self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=detail)
             return Failed()
@@ -299,7 +300,6 @@ class RankMigration:
         # The copy may be here, and this worker rebuilt since it was made.
         if not self._fit.roles.serves(directive.rank):
             return Rebuild(directive.rank)
-
         if obstacle := self._tried(
             directive,
             lambda: self._snapshots.fetch(directive, lambda: self._agent.directive == directive),

@@ -95,16 +95,13 @@ class ShadowDriver:
         following = self.following
         return self._reporter.status.step if following is None else following.step
 
-    @property
-    def has_state_of(self) -> int | None:
-        """The step whose initial state this worker has by shadowing; ``None`` if it has none."""
+    def has_state_of(self, *ranks: int) -> int | None:
+        """The step at whose start this worker has the state of one of ``ranks`` by shadowing;
+        ``None`` if it has none of them."""
         following = self.following
-        return following.step if following is not None and following.has_state else None
-
-    def has(self, rank: int, step: int) -> bool:
-        """Whether the state of ``rank`` itself at the start of ``step`` is here."""
-        plays = None if self.following is None else self.following.directive.plays
-        return plays == rank and self.has_state_of == step
+        if following is None or not following.has_state or following.directive.plays not in ranks:
+            return None
+        return following.step
 
     def cancel_unless(self, directive: Directive) -> None:
         """End the shadow if ``directive`` is another one (any thread)."""
@@ -116,8 +113,8 @@ class ShadowDriver:
 
     def digest_early(self, directive: Directive | None) -> None:
         """Start the digest early if the shadowed rank was lost (any thread)."""
-        lost = isinstance(directive, HoldState) and directive.over
-        if lost and self.has_state_of is not None:
+        lost, following = isinstance(directive, HoldState) and directive.over, self.following
+        if lost and following is not None and following.has_state:
             self._state.early.begin()
 
     def begin(
