@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -66,3 +69,29 @@ def test_an_interrupt_that_no_signal_can_have_raised_is_the_plug_ins_own(on_sigi
     thread.join()
 
     assert len(found) == 2
+
+
+STOPPED = """
+import os, signal
+from tmd.daemon import foreign_code
+foreign_code.BLOCKS_S = 0.0
+with foreign_code.stops_noticed():
+    with foreign_code.timed_code(lambda _: print("long", flush=True)):
+        pass
+    with foreign_code.timed_code(lambda _: print("stopped", flush=True)):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    with foreign_code.timed_code(lambda _: print("long again", flush=True)):
+        pass
+print(signal.getsignal(signal.SIGCONT) == signal.SIG_DFL)
+"""
+
+
+def test_a_stop_of_the_process_counts_for_no_code():
+    """Else the daemon of a host that was frozen accuses a detector."""
+    child = subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    child.send_signal(signal.SIGCONT)
+    out, _ = child.communicate(timeout=30)
+
+    assert os.WIFSTOPPED(status)
+    assert out.split("\n") == ["long", "long again", "True", ""]

@@ -4,6 +4,7 @@ can contain, and code that takes long is named.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -39,13 +40,35 @@ def contained_exit(*passing: type[BaseException]) -> Iterator[None]:
 
 @contextmanager
 def timed_code(blocked: Callable[[float], None]) -> Iterator[None]:
-    """Call ``blocked`` with the duration in seconds if the code takes longer than ``BLOCKS_S``."""
+    """Call ``blocked`` with the duration in seconds if the code takes longer than ``BLOCKS_S``,
+    unless the process was stopped meanwhile."""
     began = time.monotonic()
     try:
         yield
     finally:
-        if (took := time.monotonic() - began) > BLOCKS_S:
+        took = time.monotonic() - began
+        if took > BLOCKS_S and _Continued.at < began:
             blocked(took)
+
+
+class _Continued:
+    """When the process last went on after a stop, in seconds of the monotonic clock."""
+
+    at = -math.inf
+
+
+@contextmanager
+def stops_noticed() -> Iterator[None]:
+    """Main thread: notice when the process goes on after a SIGSTOP or Ctrl-Z."""
+
+    def goes_on(*_: object) -> None:
+        _Continued.at = time.monotonic()
+
+    before = signal.signal(signal.SIGCONT, goes_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, before)
 
 
 def _sigint_raises() -> bool:

@@ -29,6 +29,7 @@ from tmd.daemon.agent_socket import AgentSocket, uids_of
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Store, Topic, Wake, WakeEvent
 from tmd.daemon.candidate import Candidate, LeaderConfig
+from tmd.daemon.foreign_code import stops_noticed
 from tmd.daemon.health import HostHealth
 from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
@@ -317,7 +318,8 @@ def _signals(hangup: WakeEvent) -> Iterator[asyncio.Event]:
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:
-        yield stop
+        with stops_noticed():
+            yield stop
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)
