@@ -45,7 +45,7 @@ def passes(fabric: Fabric, body: Callable[[int], None]) -> None:
     held = sorted(fabric.passes.held, reverse=True)
     for number, rank in enumerate(held):
         fabric.passes.begin(rank, first=number == 0, last=number == len(held) - 1)
-        fabric.passes.open = True
+        fabric.passes.open_step()
         body(rank)
         fabric.drain()
     fabric.passes.open = False
@@ -185,7 +185,7 @@ def test_passes_with_unequal_operations_are_not_complete() -> None:
         (adopter, _) = jobs.fabrics
         group = jobs.of(adopter)
         adopter.passes.begin(2, first=True, last=False)
-        adopter.passes.open = True
+        adopter.passes.open_step()
         work = group.allreduce([torch.ones(1)])
         work.wait()
         adopter.drain()

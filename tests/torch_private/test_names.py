@@ -22,7 +22,17 @@ from torch.utils.data import DataLoader
 
 from tests.fabric.entries import OLD
 from tests.torch_private.hooks import BACKWARD_HOOKS
-from tmd.torch_private import autograd, c10d, ddp, fsdp, loaders, meshes, modules, optimizers
+from tmd.torch_private import (
+    autograd,
+    c10d,
+    ddp,
+    fsdp,
+    loaders,
+    meshes,
+    modules,
+    optimizers,
+    storages,
+)
 
 
 @pytest.fixture
@@ -462,3 +472,15 @@ def test_what_is_saved_beside_parameters() -> None:
 
     assert dict(modules.saved_beside_params(model)) == whole
     assert len(whole) == 4
+
+
+def test_the_place_of_a_tensor_is_that_of_its_memory() -> None:
+    """Memory that is allocated later at the same address is another one."""
+    whole = torch.ones(4)
+    places = [storages.place_of(tensor) for tensor in (whole, whole.view(2, 2), whole[1:])]
+    found = set()
+    for _ in range(20):
+        found.add(storages.place_of(torch.ones(300)))
+
+    assert places[0] == places[1] != places[2]
+    assert len(found) == 20

@@ -27,6 +27,7 @@ from tests.trainer.scripts import mlp, normed
 from tests.trainer.standalone import Voting
 from tmd.core.values.model import WorkerStatus
 from tmd.fabric import Fabric
+from tmd.fabric.dependent_sums import WAITED
 from tmd.trainer import Session, StepResult
 from tmd.trainer.session.elastic import obstacle
 from tmd.trainer.session.trace import Trace
@@ -385,12 +386,50 @@ def test_steps_with_unequal_passes_abandon_the_epoch_before_the_vote() -> None:
     """And the worker says why it cannot adopt ranks any more."""
     with last_pass(mlp()) as (jobs, ranks, local):
         adopter = jobs.fabrics[0]
-        assert ranks.end_pass()
         ranks.come_to_vote(local)
 
         assert adopter.poisoned
         assert adopter.passes.inelastic is not None
         assert "fewer operations" in adopter.passes.inelastic
+
+
+def test_a_pass_in_the_middle_may_not_call_fewer_operations_either() -> None:
+    """Its rank is lacking in a sum, though the first pass and the last one agree."""
+    with circle(3) as jobs:
+        jobs.group()
+        adopter = jobs.fabrics[0]
+        _shrink(adopter, jobs.membership.replaced({}, 2).shrunk({1: 0, 2: 0}))
+        ranks = AdoptedRanks(adopter)
+        ranks.allow("")
+        goes_on = []
+        for rank in (2, 1):
+            ranks.begin_pass(rank, first=rank == 2, last=False)
+            ranks.begun()
+            if rank == 2:
+                jobs.of(adopter).allreduce([torch.ones(1)]).wait()
+            goes_on.append(ranks.end_pass())
+
+        assert goes_on == [True, False]
+        assert "fewer operations" in (adopter.passes.inelastic or "")
+
+
+def test_a_step_that_uses_a_sum_before_another_one_breaks() -> None:
+    """The pass before the last has used its own input: no vote would show it."""
+    with last_pass(mlp()) as (jobs, ranks, local):
+        adopter = jobs.fabrics[0]
+        ranks.leave_step()
+        for rank in (1, 0):
+            ranks.begin_pass(rank, first=rank == 1, last=rank == 0)
+            ranks.begun()
+            tokens = torch.ones(1)
+            jobs.of(adopter).allreduce([tokens]).wait()
+            jobs.of(adopter).allreduce([torch.ones(1) / tokens]).wait()
+            if rank == 1:
+                assert ranks.end_pass()
+        ranks.come_to_vote(local)
+
+        assert adopter.poisoned
+        assert adopter.passes.inelastic == WAITED
 
 
 @contextmanager

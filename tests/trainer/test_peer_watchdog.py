@@ -96,7 +96,7 @@ class Scene:
         membership = Membership(epoch, members).shrunk(adopted)
         for rank in membership.crew(range(len(members))):
             self.circle.fabrics[rank].enter(membership, rank)
-            self.circle.fabrics[rank].passes.open = True
+            self.circle.fabrics[rank].passes.open_step()
         for rank in self._near:
             self.circle.allreduce(name=f"0 and {rank}")
         for gate in self.gates.values():

@@ -6,6 +6,9 @@ world, so each all-reduce must sum the inputs of all ranks: in all passes but th
 input, and in the last one it communicates the sum. A barrier waits for the last pass. A broadcast
 communicates in the first pass, and later passes get its result.
 
+Hazard: a pass that is not the last has no results. A step may not use one for a later reduction
+(:mod:`tmd.fabric.dependent_sums`).
+
 Hazard: a worker with one rank has one pass, so broadcasts (of DDP's buffers, at the forward) must
 come before all that waits for the last pass: reductions and barriers.
 """
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
+from tmd.fabric.dependent_sums import DependentSums
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.kept_calls import CollectiveCall
@@ -48,6 +52,7 @@ class Passes:
         self.serial = self.first_serial = 0
         """Number of the pass, never reused, and of the first one of its step."""
         self.first = self.last = True
+        self.sums = DependentSums()
         self.open = False
         """Whether a step has begun that has not come to its vote."""
         self.has_stepped = False
@@ -101,6 +106,11 @@ class Passes:
         if self.inelastic == "":
             self.inelastic = why
 
+    def open_step(self) -> None:
+        """The script begins to compute a step, or a pass of one."""
+        self.open = self.has_stepped = True
+        self.sums.begin()
+
     def begin(self, rank: int, *, first: bool, last: bool) -> None:
         """The pass for ``rank`` begins."""
         self._acting, self.first, self.last = rank, first, last
@@ -116,11 +126,16 @@ class Passes:
         for log in list(self._logs):
             log.forget()
 
-    def saw(self, kind: FrameKind, *, objects: bool = False) -> None:
-        """The script calls an operation; any thread."""
+    def saw(
+        self, kind: FrameKind, tensors: Sequence[Tensor] = (), *, objects: bool = False
+    ) -> None:
+        """The script calls an operation on ``tensors``; any thread."""
         # After their set-up scripts often call a barrier, once.
         in_step = self.open or (kind is FrameKind.BARRIER and not self.has_stepped)
-        if self.inelastic == "" and (why := obstacle(kind, in_step=in_step, objects=objects)):
+        if self.inelastic == "":
+            why = obstacle(kind, in_step=in_step, objects=objects)
+            if not why and kind is FrameKind.ALLREDUCE:
+                why = self.sums.call(tensors)
             self.inelastic = why
 
 

@@ -86,11 +86,13 @@ class Runner:
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
         self.callbacks.rest()
-        self.fabric.passes.saw(call.kind, objects=call.objects)
+        passes = self.fabric.passes
+        passes.saw(call.kind, call.outputs, objects=call.objects)
         if not self.fabric.calls.of_step():
             # Another rank may count it to another step: none could say which of them lacks it.
             self.log.note_unrepeatable()
-        work = Work(results, self.fabric.blocked, self.callbacks)
+        read = passes.sums.read if call.kind is FrameKind.ALLREDUCE else None
+        work = Work(results, self.fabric.blocked, self.callbacks, read)
         self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.futures import Future, collect_all
 
 from tmd.fabric.callbacks import Callbacks, on_own_thread
+from tmd.fabric.dependent_sums import noticed
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.torch_private.c10d import Work as TorchWork
 
@@ -34,17 +35,26 @@ class ResultFuture(Future[list[Tensor]]):
 
     work: Callable[[], Work | None] = staticmethod(lambda: None)
     """Weak: a script may keep the future alone, and the work holds its tensors."""
+    read: Callable[[], None] | None = None
+    """See :class:`Work`."""
+
+    def wait(self) -> list[Tensor]:
+        """See :meth:`torch.futures.Future.wait`. DDP waits in C++, which does not come here."""
+        if self.read is not None:
+            self.read()
+        return super().wait()
 
     def then(self, callback: Callable[[Future[list[Tensor]]], Any]) -> Future[Any]:
         """See :meth:`torch.futures.Future.then`."""
         if getattr(callback, "__module__", None) != WITHOUT_CALLS:
             self.expect_callbacks()
+            callback = callback if self.read is None else noticed(callback)
         return super().then(callback)
 
     def add_done_callback(self, callback: Callable[[Future[list[Tensor]]], None]) -> None:
         """See :meth:`torch.futures.Future.add_done_callback`."""
         self.expect_callbacks()
-        super().add_done_callback(callback)
+        super().add_done_callback(callback if self.read is None else noticed(callback))
 
     def expect_callbacks(self) -> None:
         """Let the callbacks that are attached from now on run apart from the operation."""
@@ -60,11 +70,16 @@ class Work(TorchWork):
     """
 
     def __init__(
-        self, outputs: Sequence[Tensor], blocked: WaitTimer, callbacks: Callbacks | None = None
+        self,
+        outputs: Sequence[Tensor],
+        blocked: WaitTimer,
+        callbacks: Callbacks | None = None,
+        read: Callable[[], None] | None = None,
     ) -> None:
         """``callbacks``: what runs those of its future, in the order of the operations; each on a
-        thread of its own if ``None``."""
+        thread of its own if ``None``. ``read`` is called when the script waits for the result."""
         super().__init__()
+        self._read = read
         self._outputs = list(outputs)
         self._callbacks = callbacks
         self._settling: Callable[[Callable[[], None]], None] | None = None
@@ -111,6 +126,8 @@ class Work(TorchWork):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until complete. Raises RuntimeError after ``timeout`` (zero: never), in which the
         time does not count for which a loss suspends the step."""
+        if self._read is not None:
+            self._read()
         if not self._completed:
             # A negative time-out is torch's value for "not given".
             seconds = timeout.total_seconds()
@@ -140,7 +157,7 @@ class Work(TorchWork):
             # A future without devices refuses tensors of a device.
             places = {t.device for t in self._outputs if t.device.type != "cpu"}
             self._future = ResultFuture(devices=sorted(places, key=str))
-            self._future.work = ref(self)
+            self._future.work, self._future.read = ref(self), self._read
             completed = self._completed
         if completed:
             self._settle(self._future)

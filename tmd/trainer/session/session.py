@@ -179,8 +179,8 @@ class Session:
                 rank has its own batches.
             snapshots: steps between two snapshots in the memory of two hosts, to which all ranks
                 return if a unique state is lost. By default 10 if a state is unique, else 0: none.
-            elastic: if no standby is left, other workers compute for a lost rank until one comes.
-                Only for plain DDP whose collectives all run in steps, before the optimizer.
+            elastic: if no standby is left, other workers compute for a lost rank. Only for plain
+                DDP whose collectives run in steps, before the optimizer, independent of each other.
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:

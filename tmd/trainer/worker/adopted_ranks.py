@@ -54,6 +54,7 @@ class AdoptedRanks:
     def end_pass(self) -> bool:
         """A pass that is not the last is over; returns whether its step goes on."""
         self._drain()
+        self._check_operations()
         return not self._fabric.poisoned
 
     def _drain(self) -> None:
@@ -68,7 +69,7 @@ class AdoptedRanks:
 
     def begun(self) -> None:
         """The script begins to compute a step."""
-        self._passes.open = self._passes.has_stepped = True
+        self._passes.open_step()
 
     def come_to_vote(self, local: LocalState) -> None:
         """A step has come to its vote. If a sum may lack a rank, or something was computed that
@@ -81,12 +82,18 @@ class AdoptedRanks:
         self._drain()  # an operation belongs to the pass that has called it
         self._passes.open = False
         local.look()
-        why = self._obstacle(local)
+        if why := self._obstacle(local) or self._passes.inelastic:
+            self._abandon(why)
+        self._check_operations()
+
+    def _check_operations(self) -> None:
+        """Abandon the epoch if a sum would lack what this pass has not given."""
         if not self._passes.complete:
-            why = why or "its steps call fewer operations for one rank than for another"
-        if why:
-            self._passes.refuse(why)
-            self._fabric.poison(why)
+            self._abandon("its steps call fewer operations for one rank than for another")
+
+    def _abandon(self, why: str) -> None:
+        self._passes.refuse(why)
+        self._fabric.poison(why)
 
     def _obstacle(self, local: LocalState) -> str:
         if local.is_live:
