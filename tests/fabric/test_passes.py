@@ -179,6 +179,25 @@ def test_what_passes_cannot_share_abandons_the_epoch_and_says_why(
         assert all(fabric.poisoned for fabric in jobs.fabrics)
 
 
+def test_a_broadcast_in_one_group_may_not_follow_a_reduction_in_another() -> None:
+    """A worker with one rank would wait in the reduction, for one that waits for its broadcast."""
+    with circle(3) as jobs:
+        jobs.group()
+        jobs.group("other")
+        adopter = jobs.fabrics[0]
+        later = jobs.membership.replaced({}, 2).shrunk({1: 0, 2: 0})
+        adopter.passes.request_elastic("")
+        adopter.enter(later, 0)
+
+        def body(rank: int) -> None:
+            jobs.of(adopter).allreduce([torch.ones(1)], sync()).wait()
+            jobs.of(adopter, "other").broadcast([torch.ones(1)]).wait()
+
+        with pytest.raises(RuntimeError, match="broadcast after a reduction"):
+            passes(adopter, body)
+        assert adopter.poisoned
+
+
 def test_passes_with_unequal_operations_are_not_complete() -> None:
     """The vote would else commit a sum that lacks a rank."""
     with shrunk(3, {2: 0}) as jobs:

@@ -53,6 +53,8 @@ class Passes:
         """Number of the pass, never reused, and of the first one of its step."""
         self.first = self.last = True
         self.sums = DependentSums()
+        self.waits = False
+        """Whether an operation of this pass waits for the last pass, in any group."""
         self.open = False
         """Whether a step has begun that has not come to its vote."""
         self.has_stepped = False
@@ -114,6 +116,7 @@ class Passes:
     def begin(self, rank: int, *, first: bool, last: bool) -> None:
         """The pass for ``rank`` begins."""
         self._acting, self.first, self.last = rank, first, last
+        self.waits = False
         self.serial += 1
         if first:
             self.first_serial = self.serial
@@ -182,8 +185,6 @@ class PassLog:
         self._first_serial = self._serial = -1
         self._number = 0
         self._kept: list[SharedOperation] = []
-        self._waits = False
-        """Whether an operation of this pass waits for the last pass."""
 
     @property
     def complete(self) -> bool:
@@ -215,7 +216,7 @@ class PassLog:
     def _turn(self) -> None:
         if self._serial == self._passes.serial:
             return
-        self._serial, self._number, self._waits = self._passes.serial, 0, False
+        self._serial, self._number = self._passes.serial, 0
         if self._passes.first or self._first_serial != self._passes.first_serial:
             self._kept.clear()
         self._first_serial = self._passes.first_serial
@@ -230,7 +231,7 @@ class PassLog:
         """
         if call.kind is FrameKind.BROADCAST:
             return self._broadcast(call, kept, tensors)
-        self._waits = True
+        self._passes.waits = True
         if call.kind is FrameKind.ALLREDUCE:
             if self._passes.first:
                 kept.keep(tensors)
@@ -248,7 +249,7 @@ class PassLog:
         self, call: CollectiveCall, kept: SharedOperation, tensors: Sequence[Tensor]
     ) -> bool:
         if self._passes.first:
-            if self._waits:
+            if self._passes.waits:
                 raise Inelastic("its steps broadcast after a reduction or a barrier")
             return True
         if self._passes.acting == call.root:
