@@ -46,6 +46,9 @@ class FaultKind(Struct, frozen=True):
     """``<group>.<what>``."""
     about: str
     act: Callable[[CampaignStage, FaultPart], Awaitable[Mend]] | None = None
+    met: Callable[[CampaignStage, FaultPart], Awaitable[None]] | None = None
+    """Returns once something has met a fault that lasts. Processes that were held go on by then:
+    nothing else may be there to meet it."""
     inside: str = ""
     """Name of the fault in :mod:`tmd.campaign.fault_actions`."""
     unable: Callable[[], str] = str

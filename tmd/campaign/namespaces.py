@@ -85,10 +85,15 @@ class Namespaces:
     def slow(self, host: str, rate: str) -> None:
         """Limit the outgoing traffic of ``host`` to ``rate``; no limit if empty."""
         if rate:
-            shape = f"tbf rate {rate} burst 64kb latency 400ms"
+            shape = f"tbf rate {rate} burst 4kb latency 400ms"
             self._in(host, f"tc qdisc replace dev eth0 root {shape}")
         else:
             self._in(host, "tc qdisc del dev eth0 root")
+
+    def delayed(self, host: str) -> int:
+        """How often a packet had to wait since :meth:`slow`."""
+        qdiscs = json.loads(self._in(host, "tc -s -j qdisc show dev eth0 root"))
+        return int(qdiscs[0]["overlimits"])
 
     def drop_packets(self, host: str, share: float) -> None:
         """Drop a random ``share`` of the packets that ``host`` sends; none if 0."""

@@ -120,6 +120,10 @@ class Play:
             at = now()
             mend = await kind.act(self._stage, fault)
             self._mends.append(mend)
+            if name == faults[-1][0]:
+                self._release()
+            if kind.met is not None:
+                await kind.met(self._stage, fault)
             self._fired.append(at)
             if fault.for_s or fault.until:
                 await self._lasts(fault)

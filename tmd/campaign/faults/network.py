@@ -14,7 +14,7 @@ from tmd.campaign.waiting import until
 
 DELAY_S = 0.02
 SLOW_BYTES_S = 2e6
-RATE = "16mbit"
+RATE = "250kbit"
 LOST = 0.02
 """Share of dropped packets."""
 
@@ -28,12 +28,16 @@ def _connections(stage: CampaignStage, host: str) -> list[LinkConditions]:
     return found
 
 
-async def _affect(stage: CampaignStage, effect: LinkEffect) -> Mend:
-    """Begin ``effect``, and wait until bytes have met it."""
-    known = _connections(stage, effect.host)
+def _affect(stage: CampaignStage, effect: LinkEffect) -> Mend:
+    _connections(stage, effect.host)
     stage.links.begin(effect)
-    await until(lambda: any(conditions.passed for conditions in known))
     return _ending(stage, effect)
+
+
+async def _bytes(stage: CampaignStage, fault: FaultPart) -> None:
+    """Bytes have met the effect."""
+    known = _connections(stage, await stage.target(fault.where))
+    await until(lambda: any(conditions.passed for conditions in known))
 
 
 def _ending(stage: CampaignStage, effect: LinkEffect) -> Mend:
@@ -47,26 +51,26 @@ async def _delay(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(conditions: LinkConditions) -> None:
         conditions.delay_s = fault.amount or DELAY_S
 
-    return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
+    return _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
 
 
 async def _rate(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(conditions: LinkConditions) -> None:
         conditions.bytes_s = fault.amount or SLOW_BYTES_S
 
-    return await _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
+    return _affect(stage, LinkEffect(await stage.target(fault.where), change, change))
 
 
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     stalls = LinkConditions.stall
-    return await _affect(stage, LinkEffect(await stage.target(fault.where), stalls, stalls))
+    return _affect(stage, LinkEffect(await stage.target(fault.where), stalls, stalls))
 
 
 async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Data from the host do not arrive; data to it do."""
     host = await stage.target(fault.where)
     effect = LinkEffect(host, LinkConditions.stall_there, LinkConditions.stall_back)
-    return await _affect(stage, effect)
+    return _affect(stage, effect)
 
 
 async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
@@ -119,22 +123,41 @@ async def _slow_link(stage: CampaignStage, fault: FaultPart) -> Mend:
 async def _loss(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     networks.drop_packets(host, fault.amount or LOST)
-    await until(lambda: networks.dropped(host) > 0)
     return once(partial(networks.drop_packets, host, 0.0))
+
+
+async def _delayed(stage: CampaignStage, fault: FaultPart) -> None:
+    """A packet had to wait."""
+    networks, host = _networks(stage), await stage.target(fault.where)
+    await until(lambda: networks.delayed(host) > 0)
+
+
+async def _dropped(stage: CampaignStage, fault: FaultPart) -> None:
+    """A packet was lost."""
+    networks, host = _networks(stage), await stage.target(fault.where)
+    await until(lambda: networks.dropped(host) > 0)
 
 
 ROOT = namespaces.unable
 KINDS = (
     FaultKind("network.sever", "one link is reset from inside the process", inside="sever"),
     FaultKind("network.shadow-cut", "the link of a shadow breaks", inside="cut"),
-    FaultKind("network.delay", "all data are delayed", _delay),
-    FaultKind("network.trickle", "connections are slow", _rate),
-    FaultKind("network.stall", "connections stay open but carry nothing", _stall),
-    FaultKind("network.stall-one-way", "half-open: the host's data do not arrive", _stall_one_way),
+    FaultKind("network.delay", "all data are delayed", _delay, _bytes),
+    FaultKind("network.trickle", "connections are slow", _rate, _bytes),
+    FaultKind("network.stall", "connections stay open but carry nothing", _stall, _bytes),
+    FaultKind(
+        "network.stall-one-way", "half-open: the host's data do not arrive", _stall_one_way, _bytes
+    ),
     FaultKind("network.reset", "all connections of a host are reset", _reset),
     FaultKind("network.refuse", "all are reset, and new ones fail", _refuse),
     FaultKind("network.cut", "the cable is disconnected", _cut, unable=ROOT),
     FaultKind("network.cut-one-way", "packets from a host are lost", _cut_one_way, unable=ROOT),
-    FaultKind("network.loss", "random packets of a host are lost", _loss, unable=ROOT),
-    FaultKind("network.slow-link", "the link of a host is slow (tc tbf)", _slow_link, unable=ROOT),
+    FaultKind("network.loss", "random packets of a host are lost", _loss, _dropped, unable=ROOT),
+    FaultKind(
+        "network.slow-link",
+        "the link of a host is slow (tc tbf)",
+        _slow_link,
+        _delayed,
+        unable=ROOT,
+    ),
 )
