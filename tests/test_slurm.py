@@ -276,7 +276,7 @@ async def test_a_drain_that_an_operator_sets_while_the_verb_looks_stays() -> Non
     store = MemoryStore().client()
     await store.drain(DrainRequest("n1", "seen", by="slurm: disk"))
     found = SlurmChanges(drain=(("n2", "slurm: disk"),), undrain=("n1",))
-    synchronizer = SlurmSynchronizer(store, SlurmRules(), leave=False)
+    synchronizer = SlurmSynchronizer(store, SlurmRules())
     steps = list(synchronizer.steps(found, await store.snapshot()))
     theirs = tuple(DrainRequest(host, "ann", by="ann") for host in ("n1", "n2"))
     for request in theirs:

@@ -132,6 +132,19 @@ def test_a_drain_that_only_holds_a_host_in_reserve_is_replaced_for_a_drain_reque
     assert (found.barred, found.undrain) == ({"n1"} if barred else set(), ())
 
 
+@pytest.mark.parametrize("by", ["kubernetes: node n1 is cordoned", "ann"])
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_drain_whose_workers_stay_is_replaced_once_they_are_to_leave(by, leave, left):
+    """The operator was started again with --leave: they would keep their pods for ever."""
+    there = view(host("n1"), drains=(structs.replace(RESERVED, by=by, leave=left),))
+    rules = structs.replace(RULES, leave=leave)
+    found = agreed(there, [node("n1", cordoned=True)], rules=rules)
+
+    due = leave and not left and by != "ann"
+    assert found.drain == ((("n1", RESERVED.by),) if due else ())
+
+
 def test_a_node_without_tmd_is_left_alone():
     """Neither drained, nor marked, nor is its DrainRequest completed: that is reported."""
     foreign = structs.replace(ASKED, node="other")
@@ -480,13 +493,18 @@ GONE = "host n1 holds no rank and gets none"
 )
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_node_whose_idle_host_falls_silent_is_not_healthy(of, heard):
-    """Also if that was before the operator started: the node has its condition."""
+    """After a while, since all hosts are silent when Redis starts anew. At once if that was before
+    the operator started: the node has its condition."""
     records = observed({}, view(*[host("n1")] * heard), {}, 0.0)
     silent = observed(records, view(), {}, 1.0)
-    found = changes(view(), [of], (), records=silent, now=1.0, rules=RULES)
 
-    assert [m.condition.status for m in found.mark] == ["Unknown"]
-    assert found.problems == ()
+    def marked(now):
+        found = changes(view(), [of], (), records=silent, now=now, rules=RULES)
+        assert found.problems == ()
+        return [m.condition.status for m in found.mark]
+
+    assert marked(60.9) == ([] if heard else ["Unknown"])
+    assert marked(61.0) == ["Unknown"]
 
 
 def test_a_drain_request_for_a_silent_host_without_a_rank_is_served():
@@ -502,7 +520,30 @@ def test_a_drain_request_for_a_silent_host_without_a_rank_is_served():
     assert look(view(), silent, 69.9).problems == ()
     assert look(view(), silent, 70.0).drain == (("n1", REQUESTED),)
     assert look(view(), silent, 70.0).barred == {"n1"}
-    assert look(barred, settled, 82.0).complete == ((ASKED, GONE),)
+    assert look(barred, settled, 139.9).complete == ()
+    assert look(barred, settled, 140.0).complete == ((ASKED, GONE),)
+
+
+def test_a_silent_host_must_seem_free_all_the_time():
+    """It still holds a rank, and a Redis that has lost its data has shown none for a moment."""
+    looks = [
+        (0.0, view(host("n1"))),
+        (10.0, view()),
+        (80.0, view(drains=(OURS,))),
+        (100.0, view(drains=(OURS,), jobs=(record("n1"),))),
+        (110.0, view(drains=(OURS,))),
+    ]
+    records = {}
+    for now, there in looks:
+        records = observed(records, there, {}, now)
+
+    def complete(now):
+        there = looks[-1][1]
+        found = changes(there, [node("n1")], (ASKED,), records=records, now=now, rules=RULES)
+        return found.complete
+
+    assert complete(169.9) == ()
+    assert complete(170.0) == ((ASKED, GONE),)
 
 
 def test_a_drain_request_for_a_host_of_which_nothing_was_heard_is_left_to_people():

@@ -95,6 +95,14 @@ def test_a_request_is_not_made_twice_and_one_of_an_operator_stays():
         assert agreed(there, [node]) == SlurmChanges()
 
 
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_request_whose_workers_stay_is_made_anew_once_they_are_to_leave(leave):
+    there = view(host("n1"), drains=(drained("n1", "slurm: disk bad"),))
+    found = agreed(there, [SlurmNode("n1", "drained", "disk bad")], rules=SlurmRules(leave=leave))
+
+    assert [name for name, _ in found.drain] == ["n1"] * leave
+
+
 def test_only_a_request_that_stands_for_the_node_is_withdrawn():
     idle = [SlurmNode("n1", "idle"), SlurmNode("n2", "idle")]
     requests = (drained("n1", "slurm: disk bad"), drained("n2", "alice"))

@@ -121,7 +121,7 @@ async def operating(
     rules = {"settled_s": 0.0, **rules}
     stop, chosen = asyncio.Event(), KubernetesRules("https://docs/operate/runbook.html", **rules)
     async with Kubernetes("nvsentinel", labels or {}) as kubernetes:
-        looks = operator.KubernetesSynchronizer(cluster.store, kubernetes, chosen, leave=False)
+        looks = operator.KubernetesSynchronizer(cluster.store, kubernetes, chosen)
         running = asyncio.create_task(
             operator.run(looks.look, every_s=every_s, namespace="nvsentinel", stop=stop)
         )

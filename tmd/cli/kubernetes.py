@@ -84,10 +84,14 @@ def run(
         from tmd.kubernetes import operator
         from tmd.kubernetes.api import Kubernetes
 
-        share = settings.breaker.hosts_percent / 100
-        rules = KubernetesRules(runbook, healthy_after_s=60 * healthy_after, hosts_share=share)
+        rules = KubernetesRules(
+            runbook,
+            healthy_after_s=60 * healthy_after,
+            hosts_share=settings.breaker.hosts_percent / 100,
+            leave=leave,
+        )
         async with Kubernetes(namespace, labels) as cluster:
-            look = operator.KubernetesSynchronizer(store, cluster, rules, leave=leave).look
+            look = operator.KubernetesSynchronizer(store, cluster, rules).look
             if once or dry_run:
                 await look_once(partial(look, dry_run=dry_run))
             else:

@@ -67,8 +67,9 @@ def sync(
             drain_nodes=drain_nodes,
             resume_after_s=60 * resume_after,
             hosts_share=settings.breaker.hosts_percent / 100,
+            leave=leave,
         )
-        synchronizer = SlurmSynchronizer(store, rules, leave=leave)
+        synchronizer = SlurmSynchronizer(store, rules)
         if once or dry_run:
             await look_once(partial(synchronizer.look, dry_run=dry_run))
         else:
@@ -86,9 +87,9 @@ class SlurmError(SchedulerError):
 class SlurmSynchronizer:
     """Looks at both sides and makes them agree."""
 
-    def __init__(self, store: Store, rules: SlurmRules, *, leave: bool) -> None:
+    def __init__(self, store: Store, rules: SlurmRules) -> None:
         self._history = HostHistory(store)
-        self._drains = Drains(store, leave=leave)
+        self._drains = Drains(store, leave=rules.leave)
         self._rules = rules
 
     async def look(self, *, dry_run: bool = False) -> DoneAndFailed:

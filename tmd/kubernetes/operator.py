@@ -32,11 +32,9 @@ SETTLE_S = 0.1
 class KubernetesSynchronizer:
     """Reconciles both sides."""
 
-    def __init__(
-        self, store: Store, kubernetes: Kubernetes, rules: KubernetesRules, *, leave: bool
-    ) -> None:
+    def __init__(self, store: Store, kubernetes: Kubernetes, rules: KubernetesRules) -> None:
         self._history = HostHistory(store)
-        self._drains = Drains(store, leave=leave)
+        self._drains = Drains(store, leave=rules.leave)
         self._kubernetes = kubernetes
         self._rules = rules
 

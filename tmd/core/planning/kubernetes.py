@@ -109,6 +109,8 @@ class KubernetesRules(Struct, frozen=True):
     gone_s: float = GONE_S
     """How long a host without a rank must be silent before it can be drained."""
     settled_s: float = SETTLED_S
+    leave: bool = False
+    """Whether the workers of a drained host exit."""
 
 
 class KubernetesChanges(Struct, frozen=True):
@@ -142,7 +144,7 @@ def changes(
     """
     known = known_hosts(view)
     known |= {h for h, r in records.items() if now - r.silent_since >= rules.gone_s}
-    claims = _claims(view, nodes, known)
+    claims = _claims(view, nodes, known | _heard(view, records))
     hosts = {names[0]: host for host, names in claims.items() if len(names) == 1}
     own = {n.name: hosts[n.name] for n in nodes if n.selected and n.name in hosts}
     of_node = _requests_of(requests)
@@ -151,8 +153,9 @@ def changes(
     urgent = sorted(sure, key=lambda n: n.name not in of_node)
     causes = [(own[n.name], _cause(n, of_node.get(n.name, []))) for n in urgent]
     barred = {host for name, host in own.items() if name in of_node}
-    share = rules.hosts_share
-    found = host_drains(view, causes, by=BY, hosts_share=share, barred=barred)
+    found = host_drains(
+        view, causes, by=BY, hosts_share=rules.hosts_share, barred=barred, leave=rules.leave
+    )
     waiting = [r for r in requests if not r.complete]
     living = {h.host for h in view.hosts} | {*view.unread} | jobs_by_host(view).keys()
     absent = [host for host in found.unseen if host not in claims]
@@ -165,8 +168,7 @@ def changes(
             (request, f"host {own[request.node]} holds no rank and gets none")
             for request in waiting
             if request.node in own
-            and _is_barred(records.get(own[request.node]), now, rules)
-            and is_free(view, own[request.node])
+            and _stays_free(view, own[request.node], records.get(own[request.node]), now, rules)
         ),
         problems=(
             *unclear(claims, TAKEN),
@@ -178,6 +180,11 @@ def changes(
 
 
 # --- nodes and hosts ------------------------------------------------------------------------------
+
+
+def _heard(view: ClusterView, records: Mapping[str, HostRecord]) -> set[str]:
+    """Hosts of which something was heard since this operator started."""
+    return known_hosts(view) | {h for h, r in records.items() if r.silent_since < math.inf}
 
 
 def _claims(
@@ -228,7 +235,7 @@ def _stuck(
     """A sentence about each DrainRequest that nothing here will complete. ``own``: the hosts of
     the nodes that are looked after."""
     found, others = [], {n.name for n in nodes if not n.selected}
-    heard = known_hosts(view) | {h for h, r in records.items() if r.silent_since < math.inf}
+    heard = _heard(view, records)
     for request in waiting:
         what, host = f"DrainRequest {request.namespace}/{request.name}", own.get(request.node)
         if host is None:
@@ -266,10 +273,18 @@ def _holds_up(view: ClusterView, host: str) -> str:
 # --- from Kubernetes to tmd -----------------------------------------------------------------------
 
 
-def _is_barred(record: HostRecord | None, now: float, rules: KubernetesRules) -> bool:
-    """Whether a drain bars the host from ranks, also after a loss, and every leader has seen it
-    before its latest decision."""
-    return record is not None and now - record.barred_since >= rules.settled_s
+def _stays_free(
+    view: ClusterView,
+    host: str,
+    record: HostRecord | None,
+    now: float,
+    rules: KubernetesRules,
+) -> bool:
+    """Whether ``host`` is free, a drain bars it from ranks, also after a loss, and every leader has
+    seen that before its latest decision. Of a silent host Redis may have lost the ranks."""
+    if record is None or now - record.barred_since < rules.settled_s or not is_free(view, host):
+        return False
+    return view.host(host) is not None or now - record.free_since >= rules.gone_s
 
 
 # --- from tmd to Kubernetes -----------------------------------------------------------------------
@@ -312,7 +327,7 @@ def _mark(
         text = f"{printable(what)[:LONGEST_MESSAGE]} ({rules.runbook})"
         wanted = Condition("False", _camel(faults[0].code), text)
     elif host is None:
-        if before is None or is_bad:
+        if before is None or is_bad or not _is_silent(record, now, rules):
             return None
         wanted = Condition("Unknown", SILENT, "the daemon of tmd on this node is silent")
     elif before is not None and is_bad and not _is_over(before, record, now, rules):
@@ -322,6 +337,13 @@ def _mark(
     if before is not None and _same(before, wanted):
         return None
     return _change(node, wanted, faults)
+
+
+def _is_silent(record: HostRecord | None, now: float, rules: KubernetesRules) -> bool:
+    """Whether a host that does not report is silent for good. When Redis or a daemon starts anew,
+    hosts are silent for a moment."""
+    known = record is not None and not math.isinf(record.silent_since)
+    return not known or (record is not None and now - record.silent_since >= rules.gone_s)
 
 
 def _is_over(

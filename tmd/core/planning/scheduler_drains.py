@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from tmd.core.alerts.findings import BANNED, GRAVE
+from tmd.core.planning.free_hosts import is_free
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobState, Strategy
 from tmd.core.values.printable import printable
 from tmd.core.values.requests import DrainRequest
@@ -37,6 +38,8 @@ class HostRecord(Struct, frozen=True):
     """Identifier of the drain request that bars it; empty if none does."""
     barred_since: float = math.inf
     """Monotonic time since which that request has been seen."""
+    free_since: float = math.inf
+    """Monotonic time since which it has been silent, barred and free in every view."""
 
     def is_over(self, code: str, now: float, after_s: float) -> bool:
         """Whether the fault ``code`` is taken to be gone, and those found with it.
@@ -86,6 +89,7 @@ def observed(
         fell_silent = now if before.incarnation else before.silent_since
         drain = barring.get(name, "")
         stands = before.barred_since if drain == before.drain else now
+        free = bool(drain) and host is None and is_free(view, name)
         found[name] = HostRecord(
             incarnation="" if host is None else host.incarnation,
             silent_since=fell_silent if host is None else math.inf,
@@ -94,6 +98,7 @@ def observed(
             declared=_latest(before.declared, declared.get(name, {}).items()),
             drain=drain,
             barred_since=stands if drain else math.inf,
+            free_since=min(before.free_since, now) if free else math.inf,
         )
     return found
 
@@ -112,12 +117,14 @@ def host_drains(
     by: str,
     hosts_share: float,
     barred: Collection[str] = (),
+    leave: bool = False,
 ) -> HostDrains:
     """What becomes of ``causes``: each host, and why the scheduler drains it, or '' if it does not.
 
     ``by``: the prefix of requesters by which requests of the scheduler are known. ``hosts_share``:
     its drains stay below this share of the hosts, or below two if that is more. ``barred``: hosts
-    that must get no rank; a request of the scheduler that allows one is made anew.
+    that must get no rank. ``leave``: workers of a drained host have to exit. A request of the
+    scheduler that allows a rank, or lets workers stay, is made anew.
     """
     requests = {request.host: request for request in view.drains}
     own = {host: request for host, request in requests.items() if request.by.startswith(by)}
@@ -127,15 +134,18 @@ def host_drains(
         unseen.discard(host)
         if not cause:
             undrain += [host] if host in own else []
-        elif host not in requests or (host in own and _is_due(view, own[host], host in barred)):
+        elif host not in requests or (
+            host in own and _is_due(view, own[host], must_bar=host in barred, leave=leave)
+        ):
             wanted.append((host, brief(f"{by} {cause}")))
     drain, waiting = _bounded(view, wanted, own.keys() - set(undrain), by, hosts_share)
     return HostDrains(tuple(drain), tuple(undrain), tuple(waiting), tuple(sorted(unseen)))
 
 
-def _is_due(view: ClusterView, request: DrainRequest, must_bar: bool) -> bool:
+def _is_due(view: ClusterView, request: DrainRequest, *, must_bar: bool, leave: bool) -> bool:
     """Whether ``request`` has to be made anew."""
-    return _came_back(view, request) or (must_bar and not request.bars)
+    lacks = (must_bar and not request.bars) or (leave and not request.leave)
+    return lacks or _came_back(view, request)
 
 
 def _came_back(view: ClusterView, request: DrainRequest) -> bool:

@@ -66,6 +66,8 @@ class SlurmRules(Struct, frozen=True):
     """How long one run of a daemon must report no such finding before its node is resumed."""
     hosts_share: float = 0.5
     """Share of the hosts, at least two, that drains of Slurm must not reach."""
+    leave: bool = False
+    """Whether the workers of a drained host exit."""
 
 
 class SlurmChanges(Struct, frozen=True):
@@ -110,7 +112,8 @@ def changes(
     claims = _claims(view, nodes)
     matched = [(claimants[0], host) for host, claimants in claims.items() if len(claimants) == 1]
     causes = [(host, _cause(node)) for node, host in matched]
-    found = host_drains(view, causes, by=BY, hosts_share=rules.hosts_share)
+    share = rules.hosts_share
+    found = host_drains(view, causes, by=BY, hosts_share=share, leave=rules.leave)
     absent = tuple(
         f"host {host} stays drained: sinfo shows no node for it ('tmd undrain {host}' gives it "
         "back)"
