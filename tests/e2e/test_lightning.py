@@ -131,6 +131,34 @@ async def test_a_rank_is_lost(
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(240)  # two jobs, one after the other
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_is_lost_in_the_validation_of_a_job_that_stops_early(
+    rank: int, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """The state that the standby takes says that training ends, in the middle of an epoch."""
+    need("lightning")
+    stops = ("--stops", "10")
+    golden = undisturbed_in(tmp_path / "golden", SCRIPT, *stops)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE, f"validation-1@{rank}:+=kill"],
+        standby=STANDBYS,
+        script=SCRIPT,
+        arguments=stops,
+    ) as run:
+        await run.reached("between")
+        await run.cluster.until(lambda v: ready(v, 3, 2), "the standbys wait")
+        run.let_go("between")
+        await run.done("trainer")
+
+        assert run.fired("validation-1")
+        await ends_like(run, golden, lost=1)
+    assert validations(tmp_path / "golden" / "trace") == 2
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["validation-4@0:+", "validation-4@2:+", "backward@0:20"])
 async def test_a_rank_with_a_hot_standby_is_lost(
     where: str, tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
@@ -17,7 +18,9 @@ from tests.e2e.frameworks import need
 from tests.integrations.generators import generator_states
 from tests.trainer.standalone import Voting
 from tmd.trainer import Session
+from tmd.trainer.state.data import Feed
 from tmd.trainer.state.evaluations import Evaluations
+from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state.state import Registry
 
@@ -129,6 +132,31 @@ def test_only_the_last_batch_of_the_data_is_the_end_of_its_loader(accelerator: A
 
 
 @pytest.mark.usefixtures("accelerator")
+def test_the_accelerator_has_the_rank_that_a_worker_takes_at_the_end_of_a_loop(
+    accelerator: Any,
+) -> None:
+    """It gets no batch there, and the script saves the model on the main process."""
+    from tmd.integrations.accelerate import batches
+
+    class Taking(Voting):
+        def close_feed(self, feed: Feed, local: LocalState) -> bool:
+            self._status = structs.replace(self._status, rank=2)
+            return super().close_feed(feed, local)
+
+    session = Session(Taking())
+    model = nn.Linear(1, 1)
+    optimizer = accelerator.prepare_optimizer(SGD(model.parameters(), lr=1.0))
+    session.register(model=model, optimizer=optimizer)
+    seen = []
+    for drawn in batches(session, accelerator, [1.0]):
+        seen.append(accelerator.process_index)
+        with session.step():
+            accelerator.backward(model(torch.tensor(drawn)).sum())
+            optimizer.step()
+
+    assert (seen, accelerator.process_index) == ([0], 2)
+
+
 def test_the_shards_of_a_shuffled_evaluation_fit_together_on_a_joiner() -> None:
     """It has not run the evaluations before, after which the other ranks shuffle otherwise."""
     from accelerate.data_loader import prepare_data_loader

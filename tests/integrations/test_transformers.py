@@ -507,3 +507,82 @@ def test_a_callback_that_stops_training_in_on_log_is_named(
     (message,) = caplog.messages
     assert message.startswith("Budget has set should_training_stop in on_log, which has no effect")
     assert not control.should_training_stop
+
+
+def test_a_callback_that_cannot_begin_on_another_worker_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The job goes on without it: the next worker would not fare better."""
+    need("transformers")
+    from transformers import TrainerCallback, TrainerControl
+
+    from tmd.integrations.transformers.callbacks import HeldCallbacks
+
+    seen: list[str] = []
+
+    class Reporter(TrainerCallback):
+        _initialized = True
+
+        def __init__(self, fails: bool) -> None:
+            self.fails = fails
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            assert not self._initialized
+            if self.fails:
+                raise OSError("no way out of this host")
+            seen.append("begins")
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            seen.append("fails" if self.fails else "logs")
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            seen.append("ends")
+
+    handler = HeldCallbacks([Reporter(True), Reporter(False)], None, None, None, None)
+    control = TrainerControl()
+    with caplog.at_level("ERROR", "tmd.trainer"):
+        handler.begin_again(None, None, control)
+    handler.release("on_log", None, None, control, logs={})
+    handler.call_event("on_log", None, None, control, logs={})
+    handler.call_event("on_epoch_end", None, None, control)
+
+    assert seen == ["begins", "logs", "logs", "ends", "ends"]
+    assert "Reporter does not begin here" in caplog.text
+
+
+DRAWING = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from tmd.integrations.transformers import Trainer, TrainingArguments
+
+class Draws(TrainerCallback):
+    def on_train_begin(self, args, state, control, **_):
+        if state.global_step and draws:
+            print("drawn")
+            torch.rand(3)
+
+    def on_step_end(self, args, state, control, **_):
+        # As on a worker that takes rank 0.
+        state.is_world_process_zero = state.global_step != 2
+
+folder, draws = sys.argv[1], sys.argv[2] == "draws"
+args = TrainingArguments(
+    folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=4,
+    per_device_train_batch_size=1, logging_strategy="no",
+)
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+rows = [{"input_ids": torch.tensor([i, 1]), "labels": torch.tensor([i, 1])} for i in range(4)]
+Trainer(model, args, train_dataset=rows, callbacks=[Draws()]).train()
+print(sum(p.double().sum() for p in model.parameters()).item().hex())
+"""
+
+
+def test_what_a_callback_draws_where_rank_0_goes_on_changes_no_number(tmp_path: Path) -> None:
+    """It draws between the seed of a step and its dropout."""
+    need("transformers")
+    plain, drawing = (run(DRAWING, tmp_path, what).stdout.splitlines() for what in ("", "draws"))
+
+    assert drawing.count("drawn") == 1
+    assert drawing[-1] == plain[-1]

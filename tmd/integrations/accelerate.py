@@ -56,6 +56,7 @@ def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator
         kept = drawn if count > 1 else [drawn]
         with _at_its_end(loader) if len(kept) < count else nullcontext():
             yield kept
+    _follow(session)  # a worker may take its rank at the end, where it gets no batch
 
 
 @contextmanager
@@ -184,7 +185,7 @@ def _make_trackers(accelerator: Accelerator, make: Callable[..., object]) -> Non
     """Make each by itself. One that fails is left out: the next worker would not fare better."""
     given, named = _tracked[accelerator]
     wanted, made = accelerator.log_with, []
-    with _generators_kept():
+    with generators_kept():
         for each in wanted:
             accelerator.log_with, accelerator.trackers = [each], []
             try:
@@ -199,12 +200,14 @@ def _make_trackers(accelerator: Accelerator, make: Callable[..., object]) -> Non
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Leaves the random generators as they were: the script must draw what it would draw on a
     worker that makes no trackers."""
     states = random.getstate(), np.random.get_state()
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = [torch.cuda.current_device()] if cuda else []
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(states[0])

@@ -27,6 +27,9 @@ injector = Injector()
 
 
 class Net(pl.LightningModule):
+    stops: int | None = None
+    """The step in which a hook asks for a stop."""
+
     def __init__(self, width: int = 24) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -56,6 +59,8 @@ class Net(pl.LightningModule):
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("loss", loss, sync_dist=True)
         self.log("number", float(self.global_step), sync_dist=True, logger=False)
+        if self.global_step == self.stops:
+            self.trainer.should_stop = True
         return loss
 
     def on_after_backward(self) -> None:
@@ -154,6 +159,7 @@ def main() -> None:
         "--begin", help="a checkpoint of Lightning, or 'last' for the newest if any"
     )
     parser.add_argument("--within", action="store_true", help="save the newest within an epoch")
+    parser.add_argument("--stops", type=int, help="the step that asks for a stop")
     args = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
     torch.manual_seed(0)
@@ -184,6 +190,7 @@ def main() -> None:
         logger=[Lines(folder / "lines.json"), CSVLogger(folder / "csv")],
     )
     module = Net()
+    module.stops = args.stops
     # One batch less than the steps of an epoch need: the last of them has half of its batches.
     loaders = loader(EPOCH_STEPS * ACCUMULATE - 1, 1), loader(2, 2)
     trainer.fit(module, *loaders, ckpt_path=args.begin)

@@ -138,7 +138,7 @@ class SessionFitLoop(_FitLoop):
                 return
             accumulate = self.trainer.accumulate_grad_batches
             begin, limit = partial(self._begin, loader, call), int(self.max_batches)
-            batches = Epoch(loader, begin, lambda _: self._is_stopped(), limit=limit)
+            batches = Epoch(loader, begin, self._ends_before, limit=limit)
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
                 refuse_misplaced(self, call + self.progress.began)
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):
@@ -171,6 +171,11 @@ class SessionFitLoop(_FitLoop):
         loop = self.epoch_loop
         at_limit = loop.max_steps != -1 and loop.global_step >= loop.max_steps
         return bool(at_limit and loop.batch_idx + 1 < self.max_batches)
+
+    def _ends_before(self, batch: int) -> Any:
+        """Whether training ends before the batch of this number. A joiner also draws those before
+        the position of its rank, whose state may already say that training ends."""
+        return batch >= self.strategy.session.position.index and self._is_stopped()
 
     def _is_stopped(self) -> Any:
         """Whether training ends within an epoch."""

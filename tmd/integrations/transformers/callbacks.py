@@ -25,12 +25,32 @@ class HeldCallbacks(CallbackHandler):
 
     callbacks: list[Any]
     held: list[HeldCall] | None = None
+    _unusable: tuple[Any, ...] = ()
+    """Callbacks that could not begin on this worker."""
     _warned: frozenset[tuple[str, str, str]] = frozenset()
     """Callbacks, events and fields set in them, of which a user was warned."""
 
+    def begin_again(self, *args: Any) -> None:
+        """Call ``on_train_begin`` on a worker that takes rank 0: progress bars and reporters are
+        made there only. A callback that fails writes nothing: the next worker would not fare
+        better."""
+        for callback in list(self.callbacks):
+            if hasattr(callback, "_initialized"):
+                callback._initialized = False
+            try:
+                self._call_alone(callback, "on_train_begin", *args)
+            except Exception:
+                name = type(callback).__name__
+                log.exception("%s does not begin here: it gets no on_log and no on_save", name)
+                self._unusable += (callback,)
+
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
-        if self.held is None or event not in ("on_log", "on_save"):
+        if event not in ("on_log", "on_save"):
             return super().call_event(event, *args, **more)
+        if self.held is None:
+            usable = copy.copy(self)
+            usable.callbacks = [c for c in self.callbacks if self._can_write(c)]
+            return CallbackHandler.call_event(usable, event, *args, **more)
         _, state, control = args
         copies = {name: copy.copy(value) for name, value in more.items()}
         self.held.append(HeldCall(event, copy.copy(state), copies))
@@ -40,11 +60,17 @@ class HeldCallbacks(CallbackHandler):
         """Call what was kept back. What it changes in the control object has no effect: what that
         decides has been voted on."""
         *others, control = args
-        for callback in list(self.callbacks):
-            alone = copy.copy(self)  # the list itself stays, since a callback may change it
-            alone.callbacks = [callback]
-            after = CallbackHandler.call_event(alone, event, *others, copy.copy(control), **more)
+        for callback in filter(self._can_write, list(self.callbacks)):
+            after = self._call_alone(callback, event, *others, copy.copy(control), **more)
             self._warn(type(callback).__name__, event, _changed(control, after))
+
+    def _call_alone(self, callback: Any, event: str, *args: Any, **more: Any) -> Any:
+        alone = copy.copy(self)  # the list itself stays, since a callback may change it
+        alone.callbacks = [callback]
+        return CallbackHandler.call_event(alone, event, *args, **more)
+
+    def _can_write(self, callback: Any) -> bool:
+        return not any(callback is each for each in self._unusable)
 
     def _warn(self, name: str, event: str, changed: str) -> None:
         if changed and (name, event, changed) not in self._warned:

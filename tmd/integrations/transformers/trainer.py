@@ -20,7 +20,7 @@ from transformers import TrainerState, optimization
 from transformers.trainer_utils import get_last_checkpoint
 
 from tmd.core.values.checkpoints import complete
-from tmd.integrations.accelerate import begin_step, refuse_switching
+from tmd.integrations.accelerate import begin_step, generators_kept, refuse_switching
 from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
 from tmd.integrations.transformers.attributes import UnnamedAttributes, refuse_missing
@@ -114,12 +114,9 @@ class Trainer(SavingTrainer):
         old, state.is_world_process_zero = state.is_world_process_zero, new
         state.is_local_process_zero = self.is_local_process_zero()
         if new and not old:
-            # Progress bars and reporters are made on rank 0 only, when training begins.
-            for each in self.callback_handler.callbacks:
-                if hasattr(each, "_initialized"):
-                    each._initialized = False
             moved = copy.deepcopy(self._progress.state_dict())
-            self.control = self.callback_handler.on_train_begin(self.args, state, self.control)
+            with generators_kept():
+                self.callback_handler.begin_again(self.args, state, self.control)
             self._progress.load_state_dict(moved)
 
     # --- set-up -----------------------------------------------------------------------------------
