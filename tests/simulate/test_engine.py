@@ -152,6 +152,16 @@ def test_the_circuit_breaker_stops_moves_when_half_of_the_hosts_ail() -> None:
     assert found.counts["planned_move"] == 1
 
 
+def test_moves_go_on_once_an_operator_has_closed_the_circuit_breaker() -> None:
+    """After an hour, in which nothing else happens."""
+    faults = [
+        fault(8 * HOUR, n, warned=Warned.FINDING, notice_s=6 * HOUR - 90 * n) for n in range(4)
+    ]
+    found = played(RecoveryMethod.WARM, 4, *faults)
+
+    assert found.counts == {"planned_move": 4}
+
+
 def test_a_worker_that_ends_alone_comes_back_as_a_standby() -> None:
     found = played(RecoveryMethod.WARM, 0, fault(AT, scope=FaultScope.WORKER))
 

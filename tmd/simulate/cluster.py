@@ -7,6 +7,7 @@ and as ordered (:mod:`tmd.simulate.reports`). The time that this takes is charge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, structs
@@ -123,6 +124,12 @@ class SimulatedCluster:
         """Whether the standby on ``host`` follows ``rank`` itself, not a replica of it."""
         shadow = shadow_of(self._now, host)
         return shadow is not None and shadow.verified is not None and shadow.rank == rank
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds until an operator closes the circuit breaker; infinite if it is closed."""
+        breaker = self._now.breaker
+        return breaker.at + OPERATOR_S - self._now.now if breaker.open else math.inf
 
     # --- what happens -----------------------------------------------------------------------------
 

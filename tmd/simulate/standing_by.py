@@ -6,7 +6,6 @@ from tmd.core.values.model import JobState, Phase, PlanKind
 from tmd.simulate.cluster import SimulatedCluster
 from tmd.simulate.costs import Costs
 from tmd.simulate.values import (
-    TRAINING,
     Cause,
     Fault,
     FaultScope,
@@ -73,7 +72,7 @@ class StandingBy:
 
     def proceed(self, now: float, work: WorkDone) -> NextPhase | None:
         if self._stands is None:
-            return self._prepared(now, work)
+            return self._prepared(now, work) or self._looked(now, work)
         plan = self._cluster.plan
         if plan is not None and plan.kind is PlanKind.FAILOVER:
             self._cluster.sync(now)
@@ -118,7 +117,8 @@ class StandingBy:
         self._cluster.decide(work.steps + FIRST, now)
         plan = self._cluster.plan
         if plan is None or plan.phase is not Phase.PREPARE:
-            return TRAINING
+            # Behind that moment, not at it.
+            return NextPhase(self._cluster.paused_s + 1.0)
         if plan.id != self._move[0]:
             self._move = (plan.id, now + self._costs.prepare_s)
         return NextPhase(max(0.0, self._move[1] - now))
