@@ -143,6 +143,29 @@ def test_two_models_may_be_trained_in_a_step(group: Group) -> None:
     assert obstacle(group) == ""
 
 
+def test_the_map_of_used_parameters_is_no_result_that_a_script_uses(group: Group) -> None:
+    """DDP waits for it at the end of a backward pass, and then the script sums its loss."""
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(2)))
+    model = DistributedDataParallel(layers, process_group=group, find_unused_parameters=True)
+    watch(group)
+    for _ in range(2):
+        group._fabric.passes.open_step()
+        backward(model)
+        group.allreduce([torch.ones(1)]).wait()
+
+    assert obstacle(group) == ""
+
+
+def test_a_sum_of_an_earlier_step_may_be_waited_for(group: Group) -> None:
+    """As a script does that logs with a delay."""
+    work = group.allreduce([torch.ones(1)])
+    group._fabric.passes.open_step()
+    work.wait()
+    group.allreduce([torch.ones(3)])
+
+    assert obstacle(group) == ""
+
+
 def test_a_second_backward_pass_adds_to_the_sum_of_the_first(group: Group) -> None:
     model = wide(group)
     backward(model)  # DDP builds other buckets after its first step

@@ -474,6 +474,28 @@ def test_what_is_saved_beside_parameters() -> None:
     assert len(whole) == 4
 
 
+def test_a_wait_of_ddp_in_a_backward_pass_is_told_from_one_of_the_script() -> None:
+    """The engine of autograd is called by one function of torch."""
+    found = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            found.append(autograd.called_by_engine(sys._getframe()))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: found.append(autograd.called_by_engine(sys._getframe()))
+            )
+            return gradients
+
+    Asks.apply(torch.ones(1, requires_grad=True)).backward()
+
+    assert found == [False, True]
+
+
 def test_the_place_of_a_tensor_is_that_of_its_memory() -> None:
     """Memory that is allocated later at the same address is another one."""
     whole = torch.ones(4)

@@ -413,6 +413,16 @@ def test_a_pass_in_the_middle_may_not_call_fewer_operations_either() -> None:
         assert "fewer operations" in (adopter.passes.inelastic or "")
 
 
+def test_another_loss_says_nothing_about_the_script() -> None:
+    """Operations of a poisoned epoch end before they are counted."""
+    with last_pass(mlp()) as (jobs, ranks, local):
+        adopter = jobs.fabrics[0]
+        adopter.poison("a link broke")
+        ranks.come_to_vote(local)
+
+        assert adopter.passes.inelastic == ""
+
+
 def test_a_step_that_uses_a_sum_before_another_one_breaks() -> None:
     """The pass before the last has used its own input: no vote would show it."""
     with last_pass(mlp()) as (jobs, ranks, local):

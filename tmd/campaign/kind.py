@@ -47,8 +47,8 @@ class FaultKind(Struct, frozen=True):
     about: str
     act: Callable[[CampaignStage, FaultPart], Awaitable[Mend]] | None = None
     met: Callable[[CampaignStage, FaultPart], Awaitable[None]] | None = None
-    """Returns once something has met a fault that lasts. Processes that were held go on by then:
-    nothing else may be there to meet it."""
+    """Returns once something has met a fault that lasts. It is called after held processes go on,
+    since they may be the only ones that meet the fault."""
     inside: str = ""
     """Name of the fault in :mod:`tmd.campaign.fault_actions`."""
     unable: Callable[[], str] = str

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from torch import Tensor
@@ -55,13 +56,21 @@ class DependentSums:
         self._reduced: set[Hashable] = set()
         """Where their tensors begin. DDP uses its buckets again after it has read them."""
         self._read = False
+        self._serial = 0
+        """Number of the step or pass."""
 
     def begin(self) -> None:
         """A step or pass begins."""
         self._reduced, self._read = set(), False
+        self._serial += 1
 
-    def read(self) -> None:
-        """The script waits for the result of a reduction."""
+    def reader(self) -> Callable[[], None]:
+        """To be called when the script waits for the reduction that it calls now."""
+        return partial(self._read_of, self._serial)
+
+    def _read_of(self, serial: int) -> None:
+        if serial != self._serial:
+            return  # the result of an earlier step is that of all ranks
         # A callback may only rescale the result. What it reduces itself is noticed by `call`.
         self._read |= not _in_callback()
 

@@ -139,7 +139,8 @@ class Passes:
             why = obstacle(kind, in_step=in_step, objects=objects)
             if not why and kind is FrameKind.ALLREDUCE:
                 why = self.sums.call(tensors)
-            self.inelastic = why
+            if why:
+                self.refuse(why)
 
 
 def obstacle(kind: FrameKind, *, in_step: bool, objects: bool = False) -> str:

@@ -91,7 +91,7 @@ class Runner:
         if not self.fabric.calls.of_step():
             # Another rank may count it to another step: none could say which of them lacks it.
             self.log.note_unrepeatable()
-        read = passes.sums.read if call.kind is FrameKind.ALLREDUCE else None
+        read = passes.sums.reader() if call.kind is FrameKind.ALLREDUCE else None
         work = Work(results, self.fabric.blocked, self.callbacks, read)
         self._latest = ref(work)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)

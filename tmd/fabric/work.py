@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from torch.futures import Future, collect_all
 from tmd.fabric.callbacks import Callbacks, on_own_thread
 from tmd.fabric.dependent_sums import noticed
 from tmd.fabric.wait_timer import WaitTimer
+from tmd.torch_private.autograd import called_by_engine
 from tmd.torch_private.c10d import Work as TorchWork
 
 WITHOUT_CALLS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
@@ -121,12 +123,12 @@ class Work(TorchWork):
             # The operation is complete, and its thread is about to set the result. Wait for that:
             # otherwise that thread would run the callbacks which are attached now.
             with suppress(Exception):
-                future.wait()
+                super(ResultFuture, future).wait()  # not by the script
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until complete. Raises RuntimeError after ``timeout`` (zero: never), in which the
         time does not count for which a loss suspends the step."""
-        if self._read is not None:
+        if self._read is not None and not called_by_engine(sys._getframe()):
             self._read()
         if not self._completed:
             # A negative time-out is torch's value for "not given".

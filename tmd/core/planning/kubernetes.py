@@ -281,7 +281,8 @@ def _stays_free(
     rules: KubernetesRules,
 ) -> bool:
     """Whether ``host`` is free, a drain bars it from ranks, also after a loss, and every leader has
-    seen that before its latest decision. Of a silent host Redis may have lost the ranks."""
+    seen that before its latest decision. If a host is silent, Redis may have lost the record of a
+    rank that it holds, so it must be free for ``gone_s``."""
     if record is None or now - record.barred_since < rules.settled_s or not is_free(view, host):
         return False
     return view.host(host) is not None or now - record.free_since >= rules.gone_s

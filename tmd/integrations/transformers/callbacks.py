@@ -43,10 +43,12 @@ class HeldCallbacks(CallbackHandler):
                 name = type(callback).__name__
                 log.exception("%s does not begin here: it gets no on_log and no on_save", name)
                 self._unusable += (callback,)
+            else:
+                self._unusable = tuple(c for c in self._unusable if c is not callback)
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
         if event not in ("on_log", "on_save"):
-            return super().call_event(event, *args, **more)
+            return self._call_all(event, *args, **more)
         if self.held is None:
             usable = copy.copy(self)
             usable.callbacks = [c for c in self.callbacks if self._can_write(c)]
@@ -63,6 +65,19 @@ class HeldCallbacks(CallbackHandler):
         for callback in filter(self._can_write, list(self.callbacks)):
             after = self._call_alone(callback, event, *others, copy.copy(control), **more)
             self._warn(type(callback).__name__, event, _changed(control, after))
+
+    def _call_all(self, event: str, *args: Any, **more: Any) -> Any:
+        """What a callback that could not begin sets in the control object counts all the same, as
+        on other ranks, but its errors do not."""
+        *others, control = args
+        for callback in list(self.callbacks):
+            try:
+                control = self._call_alone(callback, event, *others, control, **more)
+            except Exception:
+                if self._can_write(callback):
+                    raise
+                log.exception("%s fails in %s", type(callback).__name__, event)
+        return control
 
     def _call_alone(self, callback: Any, event: str, *args: Any, **more: Any) -> Any:
         alone = copy.copy(self)  # the list itself stays, since a callback may change it

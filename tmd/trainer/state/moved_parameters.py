@@ -142,9 +142,10 @@ class MovedParameters:
         if self._owners is self._registry.owners.by_param:
             return
         before, found = self._all, list(_watched(self._registry))
+        self._owners = self._registry.owners.by_param
         if list(map(_identity, found)) != list(map(_identity, before)):
             return  # parameters that were made after the registration, which no part of tmd knows
-        self._owners, self._all = self._registry.owners.by_param, found
+        self._all = found
         owned = {n for n, watched in enumerate(found) if before[n].loose and not watched.loose}
         self._after_vote -= owned
 

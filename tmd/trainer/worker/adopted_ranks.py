@@ -87,8 +87,9 @@ class AdoptedRanks:
         self._check_operations()
 
     def _check_operations(self) -> None:
-        """Abandon the epoch if a sum would lack what this pass has not given."""
-        if not self._passes.complete:
+        """Abandon the epoch if a sum would lack what this pass has not given. In a poisoned epoch,
+        as after another loss, operations end before they are counted."""
+        if not self._passes.complete and not self._fabric.poisoned:
             self._abandon("its steps call fewer operations for one rank than for another")
 
     def _abandon(self, why: str) -> None:
