@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from transformers.trainer_callback import CallbackHandler
@@ -32,27 +33,27 @@ class HeldCallbacks(CallbackHandler):
 
     def begin_again(self, *args: Any) -> None:
         """Call ``on_train_begin`` on a worker that takes rank 0: progress bars and reporters are
-        made there only. A callback that fails writes nothing: the next worker would not fare
-        better."""
+        made there only. A callback that fails is left out of ``on_log`` and ``on_save``: it would
+        not fare better on the next worker."""
         for callback in list(self.callbacks):
             if hasattr(callback, "_initialized"):
                 callback._initialized = False
+            self._unusable = tuple(c for c in self._unusable if c is not callback)
             try:
-                self._call_alone(callback, "on_train_begin", *args)
+                self._call_only([callback], "on_train_begin", *args)
             except Exception:
                 name = type(callback).__name__
                 log.exception("%s does not begin here: it gets no on_log and no on_save", name)
                 self._unusable += (callback,)
-            else:
-                self._unusable = tuple(c for c in self._unusable if c is not callback)
 
     def call_event(self, event: str, *args: Any, **more: Any) -> Any:
-        if event not in ("on_log", "on_save"):
+        writes = event in ("on_log", "on_save")
+        if not (self._unusable or (writes and self.held is not None)):
+            return super().call_event(event, *args, **more)
+        if not writes:
             return self._call_all(event, *args, **more)
         if self.held is None:
-            usable = copy.copy(self)
-            usable.callbacks = [c for c in self.callbacks if self._can_write(c)]
-            return CallbackHandler.call_event(usable, event, *args, **more)
+            return self._call_only(filter(self._can_write, self.callbacks), event, *args, **more)
         _, state, control = args
         copies = {name: copy.copy(value) for name, value in more.items()}
         self.held.append(HeldCall(event, copy.copy(state), copies))
@@ -63,7 +64,7 @@ class HeldCallbacks(CallbackHandler):
         decides has been voted on."""
         *others, control = args
         for callback in filter(self._can_write, list(self.callbacks)):
-            after = self._call_alone(callback, event, *others, copy.copy(control), **more)
+            after = self._call_only([callback], event, *others, copy.copy(control), **more)
             self._warn(type(callback).__name__, event, _changed(control, after))
 
     def _call_all(self, event: str, *args: Any, **more: Any) -> Any:
@@ -72,17 +73,17 @@ class HeldCallbacks(CallbackHandler):
         *others, control = args
         for callback in list(self.callbacks):
             try:
-                control = self._call_alone(callback, event, *others, control, **more)
+                control = self._call_only([callback], event, *others, control, **more)
             except Exception:
                 if self._can_write(callback):
                     raise
                 log.exception("%s fails in %s", type(callback).__name__, event)
         return control
 
-    def _call_alone(self, callback: Any, event: str, *args: Any, **more: Any) -> Any:
-        alone = copy.copy(self)  # the list itself stays, since a callback may change it
-        alone.callbacks = [callback]
-        return CallbackHandler.call_event(alone, event, *args, **more)
+    def _call_only(self, callbacks: Iterable[Any], event: str, *args: Any, **more: Any) -> Any:
+        part = copy.copy(self)  # the list itself stays, since a callback may change it
+        part.callbacks = list(callbacks)
+        return CallbackHandler.call_event(part, event, *args, **more)
 
     def _can_write(self, callback: Any) -> bool:
         return not any(callback is each for each in self._unusable)
