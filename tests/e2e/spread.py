@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, Golden, Run, running
+from tests.e2e.harness import HOT, LONG, PACE, Golden, Run, running
 from tmd.core.values.model import MigrationPlan
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
@@ -42,6 +42,21 @@ def undisturbed(folder: Path, layout: str) -> Golden:
         made = golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
         _golden[layout] = made
     return _golden[layout]
+
+
+def with_hot_standby(
+    folder: Path, redis: EmbeddedRedis, layout: str
+) -> AbstractAsyncContextManager[Run]:
+    """Four hosts of one rank each, and a hot standby."""
+    return running(
+        folder / "run",
+        redis.url,
+        faults=[PACE],
+        more_config=HOT,
+        arguments=(layout, *LONG),
+        active=("h1", "h2", "h3", "h4"),
+        script=script(layout),
+    )
 
 
 def spread(

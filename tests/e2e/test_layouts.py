@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import HOT, LONG, PACE, STOP_AND_COPY, history, running
+from tests.e2e.harness import STOP_AND_COPY, history
 from tests.e2e.spread import (
     PER_HOST,
     RANKS,
     UNLIKE,
     built,
     drained,
-    script,
     spread,
     undisturbed,
+    with_hot_standby,
 )
 from tests.marks import thorough
 from tmd.core.values.model import Activity, ClusterView, Phase, PlanKind
@@ -237,15 +237,7 @@ async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
     """It is the only one left, in a step that broke during its shadow: it drops the shadowed state
     and is rebuilt."""
     golden = undisturbed(tmp_path, "pipeline")
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[PACE],
-        more_config=HOT,
-        arguments=("pipeline", *LONG),
-        active=("h1", "h2", "h3", "h4"),
-        script=script("pipeline"),
-    ) as run:
+    async with with_hot_standby(tmp_path, redis, "pipeline") as run:
         view = await run.shadowed()
         await run.lose("h1")
         lost = await run.done()
@@ -264,15 +256,7 @@ async def test_a_hot_standby_takes_a_rank_that_is_no_replica_of_the_one_it_follo
     """It is the only one left. What it has shadowed has the same shapes, so that nothing but the
     copy of the state shows that it is another part of the model."""
     golden = undisturbed(tmp_path, "hybrid")
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[PACE],
-        more_config=HOT,
-        arguments=("hybrid", *LONG),
-        active=("h1", "h2", "h3", "h4"),
-        script=script("hybrid"),
-    ) as run:
+    async with with_hot_standby(tmp_path, redis, "hybrid") as run:
         view = await run.shadowed()
         (followed,) = [w.shadow.rank for w in workers(view) if w.shadow]
         other = next(w for w in workers(view) if w.rank is not None and followed not in w.replicas)

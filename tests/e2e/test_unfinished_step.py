@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import HOT, LONG, NEVER_SENT, PACE, SCRIPT, Golden, Run, running
-from tests.e2e.spread import script, undisturbed
+from tests.e2e.spread import undisturbed, with_hot_standby
 from tests.e2e.test_hot_standby import hot, with_hot
 from tests.e2e.test_rich import RICH
 from tests.marks import thorough
@@ -139,15 +139,7 @@ async def test_layouts_go_on_or_repeat(
 ) -> None:
     """Each with the same numbers as an undisturbed job."""
     golden = undisturbed(tmp_path, layout)
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[PACE],
-        more_config=HOT,
-        arguments=(layout, *LONG),
-        active=("h1", "h2", "h3", "h4"),
-        script=script(layout),
-    ) as run:
+    async with with_hot_standby(tmp_path, redis, layout) as run:
         plan, followed = await lost_in_backward(run)
 
         assert [m.rank for m in plan.moves] == [followed]
