@@ -91,7 +91,7 @@ class Namespaces:
             self._in(host, "tc qdisc del dev eth0 root")
 
     def delayed(self, host: str) -> int:
-        """How often a packet had to wait since :meth:`slow`."""
+        """How often the limit of :meth:`slow` has delayed a packet."""
         qdiscs = json.loads(self._in(host, "tc -s -j qdisc show dev eth0 root"))
         return int(qdiscs[0]["overlimits"])
 

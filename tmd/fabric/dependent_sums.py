@@ -65,7 +65,7 @@ class DependentSums:
         self._serial += 1
 
     def reader(self) -> Callable[[], None]:
-        """To be called when the script waits for the reduction that it calls now."""
+        """Returns what to call when the script waits for the reduction that it begins now."""
         return partial(self._read_of, self._serial)
 
     def _read_of(self, serial: int) -> None:

@@ -117,7 +117,7 @@ class StandingBy:
         self._cluster.decide(work.steps + FIRST, now)
         plan = self._cluster.plan
         if plan is None or plan.phase is not Phase.PREPARE:
-            # Behind that moment, not at it.
+            # The breaker closes only after that time, not at it.
             return NextPhase(self._cluster.paused_s + 1.0)
         if plan.id != self._move[0]:
             self._move = (plan.id, now + self._costs.prepare_s)

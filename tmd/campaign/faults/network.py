@@ -29,13 +29,14 @@ def _connections(stage: CampaignStage, host: str) -> list[LinkConditions]:
 
 
 def _affect(stage: CampaignStage, effect: LinkEffect) -> Mend:
+    """Begin ``effect``. Raises Unfired: the host has no connection."""
     _connections(stage, effect.host)
     stage.links.begin(effect)
     return _ending(stage, effect)
 
 
 async def _bytes(stage: CampaignStage, fault: FaultPart) -> None:
-    """Bytes have met the effect."""
+    """Wait until bytes have met the effect."""
     known = _connections(stage, await stage.target(fault.where))
     await until(lambda: any(conditions.passed for conditions in known))
 
@@ -127,13 +128,13 @@ async def _loss(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _delayed(stage: CampaignStage, fault: FaultPart) -> None:
-    """A packet had to wait."""
+    """Wait until a packet was delayed."""
     networks, host = _networks(stage), await stage.target(fault.where)
     await until(lambda: networks.delayed(host) > 0)
 
 
 async def _dropped(stage: CampaignStage, fault: FaultPart) -> None:
-    """A packet was lost."""
+    """Wait until a packet was lost."""
     networks, host = _networks(stage), await stage.target(fault.where)
     await until(lambda: networks.dropped(host) > 0)
 

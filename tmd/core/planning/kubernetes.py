@@ -343,8 +343,8 @@ def _mark(
 def _is_silent(record: HostRecord | None, now: float, rules: KubernetesRules) -> bool:
     """Whether a host that does not report is silent for good. When Redis or a daemon starts anew,
     hosts are silent for a moment."""
-    known = record is not None and not math.isinf(record.silent_since)
-    return not known or (record is not None and now - record.silent_since >= rules.gone_s)
+    since = math.inf if record is None else record.silent_since
+    return math.isinf(since) or now - since >= rules.gone_s
 
 
 def _is_over(

@@ -39,8 +39,8 @@ class LeftOutOptimizers:
         registered optimizer has."""
         reached = set(within(registry.named.values(), unless=POINTS_TO_OTHERS))
         saved = registry.collect()[1]
-        optimized = {id(p) for each in registry.faces for p in params_of(each)}
-        left_out = {id(p) for module in registry.modules for p in module.parameters()} - optimized
+        params = {id(p) for module in registry.modules for p in module.parameters()}
+        left_out = params - registry.owners.owned
         for each in objects:
             if not issubclass(type(each), Optimizer):
                 continue

@@ -143,7 +143,7 @@ class MovedParameters:
             return
         before, found = self._all, list(_watched(self._registry))
         self._owners = self._registry.owners.by_param
-        if list(map(_identity, found)) != list(map(_identity, before)):
+        if [id(watched.param) for watched in found] != [id(watched.param) for watched in before]:
             return  # parameters that were made after the registration, which no part of tmd knows
         self._all = found
         owned = {n for n, watched in enumerate(found) if before[n].loose and not watched.loose}
@@ -277,10 +277,6 @@ def _watched(registry: Registry) -> Iterator[WatchedParameter]:
     for each, (name, param) in found.items():
         average = next((part for part in _parts(name) if part not in trained), "")
         yield WatchedParameter(name, param, each not in owned, average)
-
-
-def _identity(watched: WatchedParameter) -> int:
-    return id(watched.param)
 
 
 def _parts(name: str) -> list[str]:

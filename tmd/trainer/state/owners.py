@@ -1,6 +1,6 @@
 """Which optimizer owns which parameter.
 
-A script may change it while it trains: fine-tuning adds a group when it unfreezes a layer, and
+A script may change this while it trains: fine-tuning adds a group when it unfreezes a layer, and
 block-wise training puts other parameters in the place of those of a group.
 """
 
@@ -36,8 +36,8 @@ class Owners:
 
     @property
     def by_param(self) -> dict[int, torch.optim.Optimizer]:
-        """Optimizers by the identity of their parameters: another dictionary after a change. Any
-        thread may read it. A group that has got more parameters is noticed here."""
+        """Optimizers by the identity of their parameters. The dictionary is replaced after a
+        change; any thread may read it. A group that has got more parameters is noticed here."""
         if list(map(len, self._groups)) != list(map(len, self._now())):
             self._find()
         return self._found

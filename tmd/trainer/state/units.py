@@ -100,7 +100,7 @@ class Units:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of one step's gradients. A frozen parameter has none."""
-        owned = {id(p) for o in self._faces for p in params_of(o)}
+        owned = self._registry.owners.owned
         trained = (p for p in self.params if id(p) in owned and p.requires_grad)
         return sum(local_part(p).nbytes for p in trained)
 
@@ -109,7 +109,7 @@ class Units:
         """Why the registered objects are no longer the same parameters; empty if they are."""
         known = {id(p) for p in self.params}
         found = {id(p) for m in self._registry.modules for p in m.parameters()}
-        found |= {id(p) for o in self._faces for p in params_of(o)}
+        found |= self._registry.owners.owned
         if known == found:
             return ""
         return (

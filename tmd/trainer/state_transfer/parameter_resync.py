@@ -28,7 +28,6 @@ from tmd.fabric import Fabric
 from tmd.torch_private.optimizers import broadcast_parameters, call_first_after_step
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.layout import flatten
-from tmd.trainer.state.optimizer_state import params_of
 from tmd.trainer.state.state import Registry
 
 READS_NO_PARAMETERS = (LRScheduler, torch.amp.GradScaler)
@@ -92,7 +91,7 @@ class ParameterResync:
     def _derived(self) -> str:
         """Digest of all registered values except optimizers and what they change."""
         registry = self._registry
-        stepped = {id(p) for o in registry.faces for p in params_of(o)}
+        stepped = registry.owners.owned
         tensors = [
             tensor
             for module in registry.modules
